@@ -12,7 +12,7 @@
 mod timing;
 
 use plimsoll_cuda::CudaDevice;
-use plimsoll_cuda::internals::Candidate;
+use plimsoll_cuda::internals::GemmCandidate;
 use plimsoll_exec::{Allocation, Device, DeviceError, Launch, Operand};
 use plimsoll_graph::ops::{Epilogue, Linear, OperandFormat};
 use plimsoll_graph::{Bytes, Counts, DType, Dim, Op};
@@ -90,7 +90,7 @@ fn wanted(asked: &[String], name: &str, kind: &[String]) -> bool {
     asked.iter().any(|asked| asked == name) || !asked.iter().any(|asked| kind.contains(asked))
 }
 
-fn tell(one: &Candidate) -> String {
+fn tell(one: &GemmCandidate) -> String {
     // cuBLASLt describes algorithms by opaque numbers.
     let name = if one.name.len() > 40 { "lib" } else { one.name.trim_start_matches("wgmma ") };
     match one.equal {
@@ -129,7 +129,7 @@ impl GemmBench {
     }
 
     /// Times and compares all candidates.
-    fn survey(&self) -> Result<Vec<Candidate>, DeviceError> {
+    fn survey(&self) -> Result<Vec<GemmCandidate>, DeviceError> {
         let outs = [Some(self.out.clone())];
         let (op, ins, workspace, counts) = (&self.op, &self.ins[..], Some(self.workspace), self.counts);
         let launch = Launch { op, kernel: kernel_of(ins[0].spec.dtype), ins, outs: &outs, workspace, counts };

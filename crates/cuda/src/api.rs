@@ -2,7 +2,7 @@
 //! either complete or an error. Signatures are as in the headers, except that status codes are plain integers: a
 //! newer library may return a code that has no variant in the bindings' enums.
 
-use crate::{CudaError, nvml};
+use crate::CudaError;
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use cudarc::nvrtc::sys as rtc;
@@ -113,14 +113,36 @@ functions! {
     }
 }
 
+/// `nvmlDevice_t`, an opaque handle of a GPU.
+pub(crate) type NvmlDevice = *mut c_void;
+
+/// `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct NvmlMemory {
+    pub(crate) total: c_ulonglong,
+    pub(crate) free: c_ulonglong,
+    pub(crate) used: c_ulonglong,
+}
+
+/// `nvmlProcessInfo_t`, as `nvmlDeviceGetComputeRunningProcesses_v3` writes it.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct NvmlProcess {
+    pub(crate) pid: c_uint,
+    pub(crate) used: c_ulonglong,
+    pub(crate) gpu_instance: c_uint,
+    pub(crate) compute_instance: c_uint,
+}
+
 functions! {
     /// libnvidia-ml (NVML), which reports the state of GPUs; installed with the NVIDIA driver.
     Nvml {
         nvmlInit_v2() -> c_int;
         nvmlErrorString(c_int) -> *const c_char;
-        nvmlDeviceGetHandleByUUID(*const c_char, *mut nvml::Handle) -> c_int;
-        nvmlDeviceGetMemoryInfo(nvml::Handle, *mut nvml::Memory) -> c_int;
-        nvmlDeviceGetComputeRunningProcesses_v3(nvml::Handle, *mut c_uint, *mut nvml::Process) -> c_int;
+        nvmlDeviceGetHandleByUUID(*const c_char, *mut NvmlDevice) -> c_int;
+        nvmlDeviceGetMemoryInfo(NvmlDevice, *mut NvmlMemory) -> c_int;
+        nvmlDeviceGetComputeRunningProcesses_v3(NvmlDevice, *mut c_uint, *mut NvmlProcess) -> c_int;
     }
 }
 

@@ -15,25 +15,25 @@ use plimsoll_graph::Bytes;
 use std::ptr;
 
 /// A range of device memory, addressed by offsets from its start.
-pub(crate) struct Arena {
+pub(crate) struct DeviceArena {
     bytes: Bytes,
-    memory: ArenaMemory,
+    memory: ArenaAllocation,
 }
 
 /// How the memory is allocated.
-enum ArenaMemory {
-    Plain(Plain),
-    Segment(Segment),
+enum ArenaAllocation {
+    Plain(PlainAllocation),
+    Segment(ReservedSegment),
 }
 
 /// A single allocation, freed and allocated again to change its size.
-struct Plain {
+struct PlainAllocation {
     api: &'static Driver,
     start: u64,
 }
 
 /// Reserved addresses for all of the GPU's memory, of which the front is mapped.
-struct Segment {
+struct ReservedSegment {
     api: &'static Driver,
     device: cu::CUdevice,
     start: u64,
@@ -42,17 +42,17 @@ struct Segment {
     /// Positions at which a chunk ends, in ascending order, so that the memory behind can be unmapped.
     borders: Vec<usize>,
     /// Mapped memory, contiguous from `start`.
-    chunks: Vec<Chunk>,
+    chunks: Vec<MappedChunk>,
 }
 
 /// A physical allocation and its mapping; CUDA can only unmap it whole.
-struct Chunk {
+struct MappedChunk {
     at: u64,
     bytes: usize,
     handle: cu::CUmemGenericAllocationHandle,
 }
 
-impl Arena {
+impl DeviceArena {
     /// Allocates `bytes`; an `expandable` arena can grow in place, and shrink to its `borders` with its content.
     pub(crate) fn new(
         context: &Context,
@@ -60,16 +60,12 @@ impl Arena {
         borders: &[Bytes],
         expandable: bool,
     ) -> Result<Self, DeviceError> {
-        let memory = || match expandable {
-            true => {
-                let mut segment = Segment::reserve(context)?;
-                segment.set_borders(borders);
-                segment.resize(bytes)?;
-                Ok(ArenaMemory::Segment(segment))
-            }
-            false => Plain::new(context.api, bytes).map(ArenaMemory::Plain),
+        let memory = if expandable {
+            ReservedSegment::with_mapped(context, bytes, borders).map(ArenaAllocation::Segment)
+        } else {
+            PlainAllocation::new(context.api, bytes).map(ArenaAllocation::Plain)
         };
-        Ok(Self { bytes, memory: memory().map_err(|error| refused(error, bytes))? })
+        Ok(Self { bytes, memory: memory.map_err(|error| refused(error, bytes))? })
     }
 
     /// Changes the size to `bytes`; the contents are lost. An expandable arena that shrinks keeps its memory mapped
@@ -79,14 +75,14 @@ impl Arena {
         // which is freed first because both sizes at once may not fit.
         self.bytes = Bytes::ZERO;
         let resized = match &mut self.memory {
-            ArenaMemory::Segment(segment) => {
+            ArenaAllocation::Segment(segment) => {
                 // Chunks that were mapped with other borders cannot be split.
                 if segment.set_borders(borders) {
                     segment.shrink(0);
                 }
                 segment.resize(bytes)
             }
-            ArenaMemory::Plain(plain) => plain.replace(bytes),
+            ArenaAllocation::Plain(plain) => plain.replace(bytes),
         };
         resized.map_err(|error| refused(error, bytes))?;
         self.bytes = bytes;
@@ -96,11 +92,12 @@ impl Arena {
     /// Shrinks or grows the mapped memory to `bytes`, which is one of the borders. Contents in front of the smaller of both
     /// sizes are preserved. After an error the arena is unchanged. No work may be running on the GPU.
     pub(crate) fn set_mapped(&mut self, bytes: Bytes) -> Result<(), DeviceError> {
-        let ArenaMemory::Segment(segment) = &mut self.memory else {
+        let ArenaAllocation::Segment(segment) = &mut self.memory else {
             let why = "the arena is one allocation".to_owned();
             return Err(DeviceError::Kernel { op: "set_mapped", why });
         };
-        let (before, wanted) = (segment.mapped(), segment.rounded(bytes));
+        let before = segment.mapped();
+        let wanted = segment.rounded(bytes);
         segment.shrink(wanted);
         if let Err(error) = segment.map(wanted.saturating_sub(segment.mapped())) {
             segment.shrink(before);
@@ -110,20 +107,20 @@ impl Arena {
         Ok(())
     }
 
-    /// Number of bytes that [`Arena::trim`] would give back.
+    /// Number of bytes that [`DeviceArena::trim`] would give back.
     pub(crate) fn spare(&self) -> Bytes {
         match &self.memory {
-            ArenaMemory::Segment(segment) => {
+            ArenaAllocation::Segment(segment) => {
                 Bytes(segment.mapped().saturating_sub(segment.rounded(self.bytes)) as u64)
             }
-            ArenaMemory::Plain(_) => Bytes::ZERO,
+            ArenaAllocation::Plain(_) => Bytes::ZERO,
         }
     }
 
     /// Unmaps the memory behind the arena and returns its size; no work may be running on the GPU.
     pub(crate) fn trim(&mut self) -> Bytes {
         let spare = self.spare();
-        if let ArenaMemory::Segment(segment) = &mut self.memory {
+        if let ArenaAllocation::Segment(segment) = &mut self.memory {
             segment.shrink(segment.rounded(self.bytes));
         }
         spare
@@ -132,8 +129,8 @@ impl Arena {
     /// Translates a range of offsets to a device address; an error unless the whole range lies inside the arena.
     pub(crate) fn range(&self, at: u64, bytes: Bytes) -> Result<u64, DeviceError> {
         let start = match &self.memory {
-            ArenaMemory::Segment(segment) => segment.start,
-            ArenaMemory::Plain(plain) => plain.start,
+            ArenaAllocation::Segment(segment) => segment.start,
+            ArenaAllocation::Plain(plain) => plain.start,
         };
         let end = at.checked_add(bytes.0).filter(|&end| end <= self.bytes.0);
         end.map(|_| start + at).ok_or(DeviceError::OutsideArena { at, bytes })
@@ -147,7 +144,7 @@ fn refused(error: CudaError, bytes: Bytes) -> DeviceError {
     }
 }
 
-impl Plain {
+impl PlainAllocation {
     fn new(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
         let mut plain = Self { api, start: 0 };
         plain.replace(bytes).map(|()| plain)
@@ -170,11 +167,21 @@ impl Plain {
     }
 }
 
-impl Segment {
+impl ReservedSegment {
+    /// Reserves addresses for all of the GPU's memory, and maps `bytes` in chunks that end at the borders.
+    fn with_mapped(context: &Context, bytes: Bytes, borders: &[Bytes]) -> Result<Self, CudaError> {
+        let mut segment = Self::reserve(context)?;
+        segment.set_borders(borders);
+        segment.resize(bytes)?;
+        Ok(segment)
+    }
+
     /// Reserves addresses for all of the GPU's memory, without mapping any.
     fn reserve(context: &Context) -> Result<Self, CudaError> {
-        let (api, device) = (context.api, context.device);
-        let (mut granule, mut start) = (0, 0);
+        let api = context.api;
+        let device = context.device;
+        let mut granule = 0;
+        let mut start = 0;
         let minimum = cu::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: all pointers are to locals.
         unsafe {
@@ -208,9 +215,9 @@ impl Segment {
     fn resize(&mut self, bytes: Bytes) -> Result<(), CudaError> {
         let sizes: Vec<usize> = self.chunks.iter().map(|chunk| chunk.bytes).collect();
         match change(&sizes, self.rounded(bytes)) {
-            Change::Nothing => Ok(()),
-            Change::Grow(more) => self.map(more),
-            Change::Border { chunk, first } => {
+            ChunkChange::Nothing => Ok(()),
+            ChunkChange::Grow(more) => self.map(more),
+            ChunkChange::Border { chunk, first } => {
                 let behind: Vec<usize> = sizes[chunk + 1..].to_vec();
                 self.shrink(sizes[..chunk].iter().sum());
                 [first, sizes[chunk] - first].into_iter().chain(behind).try_for_each(|more| self.map(more))
@@ -232,7 +239,8 @@ impl Segment {
 
     /// Maps one chunk of `bytes` behind the mapped range.
     fn map_chunk(&mut self, bytes: usize) -> Result<(), CudaError> {
-        let (api, at) = (self.api, self.start + self.mapped() as u64);
+        let api = self.api;
+        let at = self.start + self.mapped() as u64;
         if self.mapped() + bytes > self.reserved {
             let message = "it is more than the memory of the GPU".to_owned();
             return Err(CudaError::Call { function: "cuMemMap", code: OUT_OF_MEMORY, message });
@@ -249,7 +257,8 @@ impl Segment {
                 (api.cuMemRelease)(handle);
                 return Err(error);
             }
-            self.chunks.push(Chunk { at, bytes, handle });
+            // Before the access is set, so that `pop` undoes both steps if that fails.
+            self.chunks.push(MappedChunk { at, bytes, handle });
             let code = (api.cuMemSetAccess)(at, bytes, &access, 1);
             api.check("cuMemSetAccess", code).inspect_err(|_| self.pop())
         }
@@ -263,7 +272,7 @@ impl Segment {
     }
 
     fn pop(&mut self) {
-        let Some(Chunk { at, bytes, handle }) = self.chunks.pop() else { return };
+        let Some(MappedChunk { at, bytes, handle }) = self.chunks.pop() else { return };
         // SAFETY: the chunk was mapped as this one range, and no running work uses it; a failure is ignored.
         unsafe {
             (self.api.cuMemUnmap)(at, bytes);
@@ -290,7 +299,7 @@ fn properties(device: cu::CUdevice) -> cu::CUmemAllocationProp {
 
 /// The change of the chunks that makes one of them end at a given number of bytes.
 #[derive(Debug, PartialEq, Eq)]
-enum Change {
+enum ChunkChange {
     /// A chunk already ends there.
     Nothing,
     /// Map this number of additional bytes.
@@ -300,27 +309,27 @@ enum Change {
 }
 
 /// Returns the change for chunks of the given sizes so that one of them ends at `bytes`.
-fn change(chunks: &[usize], bytes: usize) -> Change {
+fn change(chunks: &[usize], bytes: usize) -> ChunkChange {
     let mut before = 0;
     for (chunk, size) in chunks.iter().enumerate() {
         if bytes == before {
-            return Change::Nothing;
+            return ChunkChange::Nothing;
         }
         if bytes < before + size {
-            return Change::Border { chunk, first: bytes - before };
+            return ChunkChange::Border { chunk, first: bytes - before };
         }
         before += size;
     }
-    if bytes == before { Change::Nothing } else { Change::Grow(bytes - before) }
+    if bytes == before { ChunkChange::Nothing } else { ChunkChange::Grow(bytes - before) }
 }
 
-impl Drop for Plain {
+impl Drop for PlainAllocation {
     fn drop(&mut self) {
         self.free();
     }
 }
 
-impl Drop for Segment {
+impl Drop for ReservedSegment {
     fn drop(&mut self) {
         self.shrink(0);
         // SAFETY: the addresses were reserved by `self` and nothing is mapped there; a failure is ignored.
@@ -334,12 +343,12 @@ mod tests {
 
     #[test]
     fn an_arena_grows_behind_its_end_and_is_cut_where_it_shall_end() {
-        assert_eq!(change(&[], 6), Change::Grow(6));
-        assert_eq!(change(&[6], 6), Change::Nothing);
-        assert_eq!(change(&[6], 16), Change::Grow(10));
-        assert_eq!(change(&[6, 10], 6), Change::Nothing);
-        assert_eq!(change(&[6, 10], 8), Change::Border { chunk: 1, first: 2 });
-        assert_eq!(change(&[6, 10], 2), Change::Border { chunk: 0, first: 2 });
-        assert_eq!(change(&[2, 4, 10], 20), Change::Grow(4));
+        assert_eq!(change(&[], 6), ChunkChange::Grow(6));
+        assert_eq!(change(&[6], 6), ChunkChange::Nothing);
+        assert_eq!(change(&[6], 16), ChunkChange::Grow(10));
+        assert_eq!(change(&[6, 10], 6), ChunkChange::Nothing);
+        assert_eq!(change(&[6, 10], 8), ChunkChange::Border { chunk: 1, first: 2 });
+        assert_eq!(change(&[6, 10], 2), ChunkChange::Border { chunk: 0, first: 2 });
+        assert_eq!(change(&[2, 4, 10], 20), ChunkChange::Grow(4));
     }
 }

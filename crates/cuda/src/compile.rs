@@ -1,6 +1,6 @@
 //! Compiles CUDA C++ to machine code (cubin) for one architecture, with a cache on disk. Invariant: the name of a
-//! cached file is the hash of everything it depends on (source, options, compiler version, architecture), and files
-//! are written atomically, so any number of processes may share the cache folder.
+//! cached file is the hash of everything it depends on (source with its headers, options, compiler version,
+//! architecture), and files are written atomically, so any number of processes may share the cache folder.
 
 use crate::api::Nvrtc;
 use crate::kernel::Kernel;
@@ -66,7 +66,7 @@ impl Compiler {
         if let Some(code) = file.as_deref().and_then(cached) {
             return Ok(code);
         }
-        let (code, _) = self.compile(kernel, &kernel.source(), &self.options(kernel))?;
+        let (code, _) = self.compile(kernel, &self.options(kernel))?;
         if let Some(file) = file {
             // A cache that cannot be written only costs time at the next start.
             let _ = keep(&file, &code);
@@ -83,12 +83,20 @@ impl Compiler {
         threads: usize,
         report: OnStart<'_>,
     ) -> HashMap<Kernel, Vec<u8>> {
-        let in_cache = |kernel: &Kernel| self.cache_file(kernel).as_deref().and_then(cached).is_some();
-        let mut missing: Vec<&Kernel> = kernels.iter().filter(|kernel| !in_cache(kernel)).collect();
+        let mut missing: Vec<&Kernel> = kernels
+            .iter()
+            .filter(|kernel| self.cache_file(kernel).as_deref().and_then(cached).is_none())
+            .collect();
         // Long sources take longest; a thread that began one last would work alone at the end.
-        missing.sort_by_key(|kernel| std::cmp::Reverse(kernel.source().len()));
+        missing.sort_by_key(|kernel| {
+            let headers = kernel.file.headers();
+            let length = kernel.text().len() + headers.iter().map(|header| header.text.len()).sum::<usize>();
+            std::cmp::Reverse(length)
+        });
         let total = missing.len() as u64;
-        let (next, (sender, compiled), mut found) = (AtomicUsize::new(0), channel(), HashMap::new());
+        let next = AtomicUsize::new(0);
+        let (sender, compiled) = channel();
+        let mut found = HashMap::new();
         if missing.is_empty() {
             return found;
         }
@@ -96,7 +104,9 @@ impl Compiler {
         count(0);
         thread::scope(|scope| {
             for _ in 0..threads.clamp(1, MAX_THREADS).min(missing.len()) {
-                let (sender, next, missing) = (sender.clone(), &next, &missing);
+                let sender = sender.clone();
+                let next = &next;
+                let missing = &missing;
                 let work = move || {
                     while let Some(&&kernel) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
                         // The receiver is dropped only after all senders.
@@ -117,7 +127,7 @@ impl Compiler {
 
     /// Path of a kernel's machine code in the cache; `None` without a cache.
     fn cache_file(&self, kernel: &Kernel) -> Option<PathBuf> {
-        self.cache_path(&kernel.source(), &self.options(kernel), "cubin")
+        self.cache_path(kernel, &self.options(kernel), "cubin")
     }
 
     /// Returns the resources that a kernel uses.
@@ -127,13 +137,13 @@ impl Compiler {
 
     /// Returns the log of compiler and assembler for a kernel's file, from the cache if the cache has it.
     pub fn log(&self, kernel: &Kernel) -> Result<String, CudaError> {
-        let (source, mut options) = (kernel.source(), self.options(kernel));
+        let mut options = self.options(kernel);
         options.push("--ptxas-options=-v".to_owned());
-        let file = self.cache_path(&source, &options, "log");
+        let file = self.cache_path(kernel, &options, "log");
         if let Some(log) = file.as_ref().and_then(|file| fs::read_to_string(file).ok()) {
             return Ok(log);
         }
-        let (_, log) = self.compile(kernel, &source, &options)?;
+        let (_, log) = self.compile(kernel, &options)?;
         if let Some(file) = file {
             // As above.
             let _ = keep(&file, log.as_bytes());
@@ -142,8 +152,13 @@ impl Compiler {
     }
 
     /// Path of a compilation's result in the cache; `None` without a cache.
-    fn cache_path(&self, source: &str, options: &[String], extension: &str) -> Option<PathBuf> {
-        let name = digest(&format!("{:?} {options:?}\n{source}", self.version));
+    fn cache_path(&self, kernel: &Kernel, options: &[String], extension: &str) -> Option<PathBuf> {
+        // Names and texts of headers are hashed too: a change in a header alone must not find the old machine code.
+        let mut inputs = format!("{:?} {options:?}\n{}", self.version, kernel.text());
+        for header in kernel.file.headers() {
+            inputs += &format!("\n{}\n{}", header.name, header.text);
+        }
+        let name = digest(&inputs);
         Some(self.cache.as_ref()?.join(format!("{name}.{extension}")))
     }
 
@@ -154,23 +169,31 @@ impl Compiler {
         options
     }
 
-    fn compile(
-        &self,
-        kernel: &Kernel,
-        source: &str,
-        options: &[String],
-    ) -> Result<(Vec<u8>, String), CudaError> {
-        let text = |text: &str| CString::new(text).unwrap_or_default();
-        let (source, name) = (text(source), text(kernel.file.name()));
-        let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
-        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        let (api, mut program) = (self.api, ptr::null_mut());
+    /// Compiles a kernel's file; returns the machine code, and the log of compiler and assembler.
+    fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<(Vec<u8>, String), CudaError> {
+        let source = c_string(kernel.text());
+        let name = c_string(kernel.file.name());
+        let headers = kernel.file.headers();
+        let header_texts: Vec<CString> = headers.iter().map(|header| c_string(header.text)).collect();
+        let header_names: Vec<CString> = headers.iter().map(|header| c_string(header.name)).collect();
+        let options: Vec<CString> = options.iter().map(|option| c_string(option)).collect();
+        let header_texts_at = pointers(&header_texts);
+        let header_names_at = pointers(&header_names);
+        let options_at = pointers(&options);
+        let api = self.api;
+        let mut program = ptr::null_mut();
         // SAFETY: all strings outlive the calls; the program is destroyed below on every path that created it.
         unsafe {
-            let (none, names) = (ptr::null(), ptr::null());
-            let code = (api.nvrtcCreateProgram)(&mut program, source.as_ptr(), name.as_ptr(), 0, none, names);
+            let code = (api.nvrtcCreateProgram)(
+                &mut program,
+                source.as_ptr(),
+                name.as_ptr(),
+                headers.len() as c_int,
+                header_texts_at.as_ptr(),
+                header_names_at.as_ptr(),
+            );
             api.check("nvrtcCreateProgram", code)?;
-            let compiled = (api.nvrtcCompileProgram)(program, pointers.len() as c_int, pointers.as_ptr());
+            let compiled = (api.nvrtcCompileProgram)(program, options_at.len() as c_int, options_at.as_ptr());
             let log = read(
                 |size| (api.nvrtcGetProgramLogSize)(program, size),
                 |to| (api.nvrtcGetProgramLog)(program, to),
@@ -185,6 +208,16 @@ impl Compiler {
             Ok((code, log))
         }
     }
+}
+
+/// Copies a text for C; a text with a zero byte, which no source has, becomes empty.
+fn c_string(text: &str) -> CString {
+    CString::new(text).unwrap_or_default()
+}
+
+/// Returns the addresses of strings, which must outlive them.
+fn pointers(strings: &[CString]) -> Vec<*const c_char> {
+    strings.iter().map(|string| string.as_ptr()).collect()
 }
 
 /// Magic number at the start of machine code.
@@ -213,9 +246,14 @@ pub(crate) fn digest(text: &str) -> String {
 
 /// Returns the cache folder: `plimsoll/cuda` in the user's cache folder.
 pub(crate) fn cache() -> Option<PathBuf> {
-    let absolute = |variable| env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")))?;
+    let cache =
+        absolute_path_in("XDG_CACHE_HOME").or_else(|| Some(absolute_path_in("HOME")?.join(".cache")))?;
     Some(cache.join("plimsoll").join("cuda"))
+}
+
+/// Returns the path in an environment variable if it is absolute.
+fn absolute_path_in(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
 /// Writes a file atomically, through a temporary file and a rename.
@@ -227,13 +265,15 @@ pub(crate) fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     fs::rename(&temporary, file)
 }
 
+/// Parses the word in front of `unit` in a line as a number.
+fn number_before(line: &str, unit: &str) -> Option<u32> {
+    line[..line.find(unit)?].split_whitespace().next_back()?.parse().ok()
+}
+
 /// Parses the resources of one entry from the log of `ptxas -v`.
 fn resources(log: &str, entry: &str) -> Resources {
-    let (mut found, mut ours) = (Resources::default(), false);
-    let number = |line: &str, before: &str| {
-        let words: Vec<&str> = line[..line.find(before)?].split_whitespace().collect();
-        words.last()?.parse::<u32>().ok()
-    };
+    let mut found = Resources::default();
+    let mut ours = false;
     for line in log.lines() {
         if line.contains("Compiling entry function") || line.contains("Function properties for") {
             ours = line.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == entry);
@@ -241,15 +281,15 @@ fn resources(log: &str, entry: &str) -> Resources {
         if !ours {
             continue;
         }
-        if let Some(stack) = number(line, "bytes stack frame") {
+        if let Some(stack) = number_before(line, "bytes stack frame") {
             found.stack = stack;
         }
         if let (Some(stores), Some(loads)) =
-            (number(line, "bytes spill stores"), number(line, "bytes spill loads"))
+            (number_before(line, "bytes spill stores"), number_before(line, "bytes spill loads"))
         {
             found.spills = (stores, loads);
         }
-        if let Some(registers) = number(line, "registers") {
+        if let Some(registers) = number_before(line, "registers") {
             found.registers = registers;
         }
     }

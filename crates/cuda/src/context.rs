@@ -2,9 +2,9 @@
 //! checked, and every call is made on a thread to which the context is current.
 
 use crate::api::Driver;
-use crate::event::Event;
-use crate::machine::FP8;
-use crate::trace::Trace;
+use crate::capability::{FP8, OLDEST};
+use crate::event::CudaEvent;
+use crate::trace::StreamTrace;
 use crate::{CudaError, Libraries};
 use cudarc::driver::sys as cu;
 use plimsoll_graph::Bytes;
@@ -33,17 +33,14 @@ pub struct Card {
     pub driver: u32,
 }
 
-/// The lowest supported compute capability.
-const OLDEST: (u32, u32) = (8, 0);
-
 impl Card {
     /// Returns the number formats that models can be computed in on this GPU, the default first; empty if the GPU is
     /// not supported.
     pub fn precisions(&self) -> Vec<Precision> {
-        let mut formats = match self.capability < OLDEST {
-            true => vec![],
-            false => vec![Precision::Bf16, Precision::Fp16, Precision::F32, Precision::Tf32],
-        };
+        if self.capability < OLDEST {
+            return vec![];
+        }
+        let mut formats = vec![Precision::Bf16, Precision::Fp16, Precision::F32, Precision::Tf32];
         if self.capability >= FP8 {
             formats.push(Precision::Fp8);
         }
@@ -82,8 +79,12 @@ fn initialised(libraries: &'static Libraries) -> Result<&'static Driver, CudaErr
 /// Reads the properties of the device with the given ordinal.
 fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError> {
     use cu::CUdevice_attribute as A;
-    let (mut device, mut count, mut memory, mut version) = (0, 0, 0usize, 0);
-    let (mut name, mut uuid) = ([0; 128], cu::CUuuid { bytes: [0; 16] });
+    let mut device = 0;
+    let mut count = 0;
+    let mut memory = 0usize;
+    let mut version = 0;
+    let mut name = [0; 128];
+    let mut uuid = cu::CUuuid { bytes: [0; 16] };
     // SAFETY: all pointers are to locals of the sizes passed.
     unsafe {
         api.check("cuDeviceGetCount", (api.cuDeviceGetCount)(&mut count))?;
@@ -122,11 +123,14 @@ fn card(api: &Driver, ordinal: usize) -> Result<(Card, cu::CUdevice), CudaError>
 
 /// Formats a UUID as hexadecimal digits in groups of 8, 4, 4, 4 and 12.
 fn digits(bytes: [u8; 16]) -> String {
-    let digit = |(i, byte): (usize, &u8)| {
-        let dash = if matches!(i, 4 | 6 | 8 | 10) { "-" } else { "" };
-        format!("{dash}{byte:02x}")
-    };
-    bytes.iter().enumerate().map(digit).collect()
+    let mut text = String::new();
+    for (i, byte) in bytes.iter().enumerate() {
+        if matches!(i, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
 }
 
 /// A GPU in use: its primary context and three streams; without separate copy streams all three are the same stream.
@@ -144,10 +148,10 @@ pub(crate) struct Context {
     /// Stream of device-to-host copies.
     pub(crate) outward: cu::CUstream,
     /// Times of kernels and copies, recorded while tracing is on.
-    pub(crate) trace: Trace,
+    pub(crate) trace: StreamTrace,
     /// Event that orders two streams in `order`: recorded in one and waited for by the other in the same call, so one
     /// event can be reused for every pair.
-    link: Option<Event>,
+    link: Option<CudaEvent>,
     context: cu::CUcontext,
 }
 
@@ -161,7 +165,7 @@ impl Context {
     /// # Errors
     /// Fails if a library is missing, if there is no such device, or if its compute capability is below 8.0.
     pub(crate) fn new(ordinal: usize, streams: bool) -> Result<Self, CudaError> {
-        let api = initialised(Libraries::whole()?)?;
+        let api = initialised(Libraries::complete()?)?;
         let (card, device) = card(api, ordinal)?;
         if card.capability < OLDEST {
             return Err(CudaError::TooOld { card: card.name, capability: card.capability });
@@ -171,17 +175,28 @@ impl Context {
         unsafe {
             api.check("cuDevicePrimaryCtxRetain", (api.cuDevicePrimaryCtxRetain)(&mut context, device))?;
         }
-        let (none, trace) = (ptr::null_mut(), Trace::new(api));
-        let (stream, inward, outward) = (none, none, none);
         // From here on, dropping `new` undoes the steps already taken.
-        let mut new = Self { api, card, device, stream, inward, outward, trace, link: None, context };
+        let mut new = Self {
+            api,
+            card,
+            device,
+            stream: ptr::null_mut(),
+            inward: ptr::null_mut(),
+            outward: ptr::null_mut(),
+            trace: StreamTrace::new(api),
+            link: None,
+            context,
+        };
         new.enter()?;
         new.stream = new.create_stream()?;
-        (new.inward, new.outward) = match streams {
-            true => (new.create_stream()?, new.create_stream()?),
-            false => (new.stream, new.stream),
-        };
-        new.link = Some(Event::new(api)?);
+        if streams {
+            new.inward = new.create_stream()?;
+            new.outward = new.create_stream()?;
+        } else {
+            new.inward = new.stream;
+            new.outward = new.stream;
+        }
+        new.link = Some(CudaEvent::new(api)?);
         Ok(new)
     }
 
@@ -224,7 +239,8 @@ impl Context {
 
     /// Returns (free, total) device memory, counting all processes.
     pub(crate) fn memory(&self) -> Result<(Bytes, Bytes), CudaError> {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         // SAFETY: both pointers are to locals.
         self.api.check("cuMemGetInfo", unsafe { (self.api.cuMemGetInfo_v2)(&mut free, &mut total) })?;
         Ok((Bytes(free as u64), Bytes(total as u64)))
@@ -255,7 +271,8 @@ impl Drop for Context {
         let mut streams = [self.stream, self.inward, self.outward].to_vec();
         streams.dedup();
         // Events must be destroyed before their context.
-        (self.link, self.trace) = (None, Trace::new(self.api));
+        self.link = None;
+        self.trace = StreamTrace::new(self.api);
         // SAFETY: no work of this crate uses the streams any more; a failure cannot be handled in `drop` and is
         // ignored.
         unsafe {
@@ -270,7 +287,7 @@ impl Drop for Context {
 
 /// Status words in pinned host memory, to which kernels write a code when they find invalid input data. Each in-flight
 /// step has its own word.
-pub(crate) struct Status {
+pub(crate) struct StatusWords {
     api: &'static Driver,
     start: *mut u64,
     words: usize,
@@ -279,12 +296,13 @@ pub(crate) struct Status {
 }
 
 // SAFETY: the words are owned, and a word is read only after the kernels that may write it have completed.
-unsafe impl Send for Status {}
+unsafe impl Send for StatusWords {}
 
-impl Status {
+impl StatusWords {
     /// Allocates `words` words (at least one), all zero.
     pub(crate) fn new(context: &Context, words: usize) -> Result<Self, CudaError> {
-        let (api, mut start) = (context.api, ptr::null_mut::<c_void>());
+        let api = context.api;
+        let mut start = ptr::null_mut::<c_void>();
         let words = words.max(1);
         // SAFETY: the pointer is to a local; the words are written here before anybody reads them.
         unsafe {
@@ -328,7 +346,7 @@ impl Status {
     }
 }
 
-impl Drop for Status {
+impl Drop for StatusWords {
     fn drop(&mut self) {
         // SAFETY: the memory came from `cuMemHostAlloc` and is freed once.
         unsafe { (self.api.cuMemFreeHost)(self.start.cast()) };

@@ -3,16 +3,16 @@
 //! Operands come from a checked plan; token ids and spans are input data, and values that a kernel rejects are an error of
 //! the step's results.
 
-use crate::arena::Arena;
+use crate::CudaError;
+use crate::arena::DeviceArena;
 use crate::context::{Card, Context};
-use crate::event::Event;
-use crate::gemm::{self, Candidate, Choosing, Gemm};
+use crate::event::CudaEvent;
+use crate::gemm::{self, Choosing, Gemm, GemmCandidate};
 use crate::graphs::Graphs;
-use crate::kernel::Kernels;
-use crate::launch::{self, Call};
-use crate::staging::{HostMemory, Staging};
-use crate::trace::Track;
-use crate::{CudaError, machine};
+use crate::launch::{self, OpLaunch};
+use crate::loaded_kernels::LoadedKernels;
+use crate::staging::{HostSpace, StagingBuffer};
+use crate::trace::StreamTrack;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::scratch_file::{FileCopy, FileQueues, ScratchFile};
 use plimsoll_exec::{
@@ -54,24 +54,24 @@ pub struct CudaDevice {
     /// to memory that is gone.
     file: Option<FileQueues>,
     /// The host's space.
-    host: Option<HostMemory>,
-    arena: Option<Arena>,
+    host: Option<HostSpace>,
+    arena: Option<DeviceArena>,
     /// Pinned memory through which uploads to the arena pass; `None` before the arena is allocated, or if it is not pinned.
-    staging: Option<Staging>,
+    staging: Option<StagingBuffer>,
     /// An event for each transfer: behind the copy of a stream, or at the start of a copy of the scratch file.
-    events: Arc<[Event]>,
+    events: Arc<[CudaEvent]>,
     /// For each transfer, the index of the status word of the step that started it last.
     words: Vec<usize>,
     /// Steps since the last check for memory to give back.
     since: u64,
     graphs: Graphs,
     gemm: Gemm,
-    kernels: Kernels,
+    kernels: LoadedKernels,
     context: Context,
 }
 
 /// Most bytes of the host's space that are pageable if they cannot be pinned, unless pinning is off.
-const MOST_PAGEABLE: Bytes = Bytes(1 << 30);
+const MAX_PAGEABLE: Bytes = Bytes(1 << 30);
 
 /// Number of pieces of weights that are on their way to the arena at a time.
 const PIECES: u64 = 4;
@@ -95,7 +95,7 @@ impl CudaDevice {
 
     /// All candidates of the matmuls prepared so far, on a device opened by [`Self::surveying`].
     #[doc(hidden)]
-    pub fn candidates(&self) -> &[Candidate] {
+    pub fn candidates(&self) -> &[GemmCandidate] {
         self.gemm.candidates()
     }
 
@@ -131,7 +131,8 @@ impl CudaDevice {
 
     fn open(ordinal: usize, choosing: Choosing, options: Options) -> Result<Self, CudaError> {
         let context = Context::new(ordinal, options.streams)?;
-        let (gemm, kernels) = (Gemm::new(&context, choosing)?, Kernels::new(&context, options.depth)?);
+        let gemm = Gemm::new(&context, choosing)?;
+        let kernels = LoadedKernels::new(&context, options.depth)?;
         Ok(Self {
             options,
             file: None,
@@ -165,7 +166,7 @@ impl CudaDevice {
         self.gemm.choices()
     }
 
-    fn arena(&self) -> Result<&Arena, DeviceError> {
+    fn arena(&self) -> Result<&DeviceArena, DeviceError> {
         self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })
     }
 
@@ -175,7 +176,7 @@ impl CudaDevice {
         let arena = self.arena.as_ref().ok_or(DeviceError::OutsideArena { at: 0, bytes: Bytes::ZERO })?;
         let Self { context, kernels, gemm, .. } = self;
         context.trace.of_op(launch.op.name());
-        launch::run(&mut Call { context, arena, kernels, gemm, launch, preparing })
+        launch::run(&mut OpLaunch { context, arena, kernels, gemm, launch, preparing })
     }
 
     /// Waits for all streams and returns the error that kernels reported in a status word, if any.
@@ -190,7 +191,8 @@ impl CudaDevice {
     fn send(&mut self, at: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.arena()?.range(at, Bytes(bytes.len() as u64))?;
         let Self { context, staging, .. } = self;
-        let (api, stream) = (context.api, context.inward);
+        let api = context.api;
+        let stream = context.inward;
         let place = staging.as_mut().map(|staging| staging.wait_and_take(bytes.len())).transpose()?.flatten();
         let (from, event) = match place {
             Some((pinned, event)) => {
@@ -206,13 +208,18 @@ impl CudaDevice {
             let code = unsafe { (api.cuMemcpyHtoDAsync_v2)(to, from.cast(), bytes.len(), stream) };
             api.check("cuMemcpyHtoDAsync", code)
         };
-        context.trace.span(Track::In, stream, || format!("copy in, {}", Bytes(bytes.len() as u64)), copy)?;
+        context.trace.span(
+            StreamTrack::In,
+            stream,
+            || format!("copy in, {}", Bytes(bytes.len() as u64)),
+            copy,
+        )?;
         event.map_or_else(|| context.wait_for(stream), |event| event.record(stream))?;
         Ok(context.order(stream, context.stream)?)
     }
 
     /// The host's space; `at` is the position that needs it.
-    fn host(&self, at: Location) -> Result<&HostMemory, DeviceError> {
+    fn host(&self, at: Location) -> Result<&HostSpace, DeviceError> {
         self.host.as_ref().ok_or(DeviceError::NoSpace { at })
     }
 
@@ -222,10 +229,11 @@ impl CudaDevice {
     }
 
     /// The event of a transfer.
-    fn event(&self, transfer: &Transfer) -> Result<&Event, DeviceError> {
-        let unknown =
-            || DeviceError::Kernel { op: "move", why: format!("transfer {} is unknown", transfer.id) };
-        self.events.get(transfer.id).ok_or_else(unknown)
+    fn event(&self, transfer: &Transfer) -> Result<&CudaEvent, DeviceError> {
+        self.events.get(transfer.id).ok_or_else(|| DeviceError::Kernel {
+            op: "move",
+            why: format!("transfer {} is unknown", transfer.id),
+        })
     }
 
     /// Enqueues the copy of a transfer within the arena, among the launches.
@@ -235,13 +243,14 @@ impl CudaDevice {
             return Err(DeviceError::NoSpace { at: from });
         }
         let [from, to] = [self.arena()?.range(from.at, bytes)?, self.arena()?.range(to.at, bytes)?];
-        let (api, stream) = (self.context.api, self.context.stream);
+        let api = self.context.api;
+        let stream = self.context.stream;
         let copy = || {
             // SAFETY: both ranges are inside the arena.
             let code = unsafe { (api.cuMemcpyDtoDAsync_v2)(to, from, bytes.0 as usize, stream) };
             api.check("cuMemcpyDtoDAsync", code)
         };
-        Ok(self.context.trace.span(Track::Compute, stream, || format!("copy, {bytes}"), copy)?)
+        Ok(self.context.trace.span(StreamTrack::Compute, stream, || format!("copy, {bytes}"), copy)?)
     }
 
     /// Unmaps memory that was mapped for a larger arena than the current one. Returns the number of bytes.
@@ -254,35 +263,33 @@ impl CudaDevice {
         self.context.enter()?;
         self.context.synchronize()?;
         self.graphs.given_back();
-        Ok(self.arena.as_mut().map_or(Bytes::ZERO, Arena::trim))
+        Ok(self.arena.as_mut().map_or(Bytes::ZERO, DeviceArena::trim))
     }
 
     /// Pinned memory for uploads to the arena; `None` if pinning is off or, where it is not demanded, fails.
-    fn upload_staging(&self) -> Result<Option<Staging>, CudaError> {
-        let new = || Staging::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
-        match self.options.pinned {
-            Some(true) => new().map(Some),
-            Some(false) => Ok(None),
-            None => Ok(new().ok()),
+    fn upload_staging(&self) -> Result<Option<StagingBuffer>, CudaError> {
+        if self.options.pinned == Some(false) {
+            return Ok(None);
         }
+        let buffer = StagingBuffer::new(self.context.api, Bytes(PIECES * PIECE * DType::F32.size()));
+        if self.options.pinned == Some(true) { buffer.map(Some) } else { Ok(buffer.ok()) }
     }
 
     /// Allocates the host's space: pinned memory, or pageable memory if pinning is off. Where pinning is not demanded and
-    /// fails, at most [`MOST_PAGEABLE`] is pageable, and each step waits for its copies. Failing to pin more is an error, because
+    /// fails, at most [`MAX_PAGEABLE`] is pageable, and each step waits for its copies. Failing to pin more is an error, because
     /// copies of offloaded states or streamed weights would then take most of the time.
-    fn host_memory(&self, bytes: Bytes) -> Result<Option<HostMemory>, DeviceError> {
+    fn host_memory(&self, bytes: Bytes) -> Result<Option<HostSpace>, DeviceError> {
         if bytes == Bytes::ZERO {
             return Ok(None);
         }
-        let pinned = || HostMemory::pinned(self.context.api, bytes);
-        Ok(Some(match self.options.pinned {
-            Some(true) => pinned()?,
-            Some(false) => HostMemory::pageable(bytes)?,
-            None => match pinned() {
-                Err(_) if bytes <= MOST_PAGEABLE => HostMemory::pageable(bytes)?,
-                pinned => pinned?,
-            },
-        }))
+        if self.options.pinned == Some(false) {
+            return Ok(Some(HostSpace::pageable(bytes)?));
+        }
+        let pinned = HostSpace::pinned(self.context.api, bytes);
+        if pinned.is_err() && self.options.pinned.is_none() && bytes <= MAX_PAGEABLE {
+            return Ok(Some(HostSpace::pageable(bytes)?));
+        }
+        Ok(Some(pinned?))
     }
 
     /// Starts the queues of a scratch file. A copy waits for the event that its start has recorded behind all launches.
@@ -310,7 +317,8 @@ impl CudaDevice {
         let device = self.arena()?.range(in_arena.at, bytes)?;
         let host = self.host(in_host)?;
         let start = host.range(in_host.at, bytes)?;
-        let (stream, track) = if is_in { (context.inward, Track::In) } else { (context.outward, Track::Out) };
+        let (stream, track) =
+            if is_in { (context.inward, StreamTrack::In) } else { (context.outward, StreamTrack::Out) };
         if order == TransferOrder::AfterLaunches {
             context.order(context.stream, stream)?;
         }
@@ -357,13 +365,14 @@ impl CudaDevice {
 /// Enqueues a copy from the device to `out` in a stream. The caller must wait for the stream before it reads `out` or
 /// lets it go.
 fn receive(context: &Context, from: u64, out: &mut [u8], stream: cu::CUstream) -> Result<(), CudaError> {
-    let (api, bytes) = (context.api, Bytes(out.len() as u64));
+    let api = context.api;
+    let bytes = Bytes(out.len() as u64);
     let copy = || {
         // SAFETY: `from` is a range inside the arena, as long as `out`.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(out.as_mut_ptr().cast(), from, out.len(), stream) };
         api.check("cuMemcpyDtoHAsync", code)
     };
-    context.trace.span(Track::Out, stream, || format!("copy out, {bytes}"), copy)
+    context.trace.span(StreamTrack::Out, stream, || format!("copy out, {bytes}"), copy)
 }
 
 /// Converts the code in a status word to an error.
@@ -383,8 +392,8 @@ impl Device for CudaDevice {
             workers: 1,
             depth: self.options.depth.max(1),
             takes_weights: true,
-            arithmetic: machine::arithmetic(&self.context.card),
-            matmul_provider: self.gemm.by(),
+            arithmetic: gemm::arithmetic(&self.context.card),
+            matmul_provider: self.gemm.kernel_summary(),
         }
     }
 
@@ -403,8 +412,10 @@ impl Device for CudaDevice {
         // The old memory of the host is given back before the new one is taken.
         self.file = None;
         self.host = None;
-        self.events =
-            (0..memory.transfers).map(|_| Event::new(self.context.api)).collect::<Result<Vec<_>, _>>()?.into();
+        self.events = (0..memory.transfers)
+            .map(|_| CudaEvent::new(self.context.api))
+            .collect::<Result<Vec<_>, _>>()?
+            .into();
         self.words = vec![0; memory.transfers];
         if self.staging.is_none() {
             self.staging = self.upload_staging()?;
@@ -415,7 +426,7 @@ impl Device for CudaDevice {
             Some(arena) => arena.resize(memory.arena, memory.borders),
             None => {
                 let expandable = self.options.expandable;
-                self.arena = Some(Arena::new(&self.context, memory.arena, memory.borders, expandable)?);
+                self.arena = Some(DeviceArena::new(&self.context, memory.arena, memory.borders, expandable)?);
                 Ok(())
             }
         }
@@ -479,9 +490,9 @@ impl Device for CudaDevice {
             Space::Device => {
                 self.context.enter()?;
                 let to = self.arena()?.range(at.at, bytes)?;
-                let (api, stream) = (self.context.api, self.context.stream);
+                let api = self.context.api;
                 // SAFETY: the range is inside the arena.
-                let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, stream) };
+                let code = unsafe { (api.cuMemsetD8Async)(to, byte, bytes.0 as usize, self.context.stream) };
                 Ok(api.check("cuMemsetD8Async", code)?)
             }
             Space::Host => self.host(at)?.fill(at.at, bytes, byte),
@@ -564,9 +575,9 @@ impl Recorder for CudaDevice {
         Ok(self.graphs.repeat(&self.context, (plan, counts, self.kernels.status.current()))?)
     }
 
-    fn end(&mut self, whole: bool) -> Result<GraphCapture, DeviceError> {
+    fn end(&mut self, complete: bool) -> Result<GraphCapture, DeviceError> {
         self.context.enter()?;
-        Ok(self.graphs.recorded(&self.context, whole)?)
+        Ok(self.graphs.recorded(&self.context, complete)?)
     }
 
     fn note(&mut self) -> Option<String> {

@@ -3,6 +3,9 @@
 use plimsoll_exec::DeviceError;
 use std::fmt;
 
+/// Display name of the driver library in messages.
+pub(crate) const DRIVER_NAME: &str = "the NVIDIA driver (libcuda)";
+
 /// The reason why a CUDA device cannot be opened or stopped working.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -63,7 +66,7 @@ impl CudaError {
     pub fn is_absent(&self) -> bool {
         match self {
             Self::Library { name, tried, .. } => {
-                *name == crate::library::DRIVER_NAME && !tried.iter().any(|t| t.starts_with("it has"))
+                *name == DRIVER_NAME && !tried.iter().any(|t| t.starts_with("it has"))
             }
             Self::NoDevice { found, .. } => *found == 0,
             // 100 is `CUDA_ERROR_NO_DEVICE` (cuda.h).
@@ -122,9 +125,9 @@ impl std::error::Error for CudaError {}
 
 impl From<CudaError> for DeviceError {
     fn from(error: CudaError) -> Self {
-        match error.is_out_of_memory() {
-            true => Self::Exhausted { source: Box::new(error) },
-            false => Self::Machine { source: Box::new(error) },
+        if error.is_out_of_memory() {
+            return Self::Exhausted { source: Box::new(error) };
         }
+        Self::Machine { source: Box::new(error) }
     }
 }

@@ -6,17 +6,17 @@ use cudarc::driver::sys as cu;
 use std::ptr;
 
 /// A point in a stream's work that other streams or the host can wait for.
-pub(crate) struct Event {
+pub(crate) struct CudaEvent {
     api: &'static Driver,
     raw: cu::CUevent,
 }
 
 // SAFETY: driver handles may be used from any thread to which the context is current.
-unsafe impl Send for Event {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above; the driver's functions on an event may be called concurrently.
-unsafe impl Sync for Event {}
+unsafe impl Sync for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
     /// Creates an event for ordering, without a timestamp; a host thread that waits for it sleeps instead of spinning.
     pub(crate) fn new(api: &'static Driver) -> Result<Self, CudaError> {
         use cu::CUevent_flags as F;
@@ -63,7 +63,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         // SAFETY: the event is owned; a failure is ignored.
         unsafe { (self.api.cuEventDestroy_v2)(self.raw) };

@@ -23,9 +23,9 @@ pub(crate) struct Graphs {
     /// Number of steps in a row that had this plan and these counts.
     times: usize,
     /// Instantiated graphs, all of one plan and counts.
-    instantiated: Vec<(Key, cu::CUgraphExec)>,
+    instantiated: Vec<(GraphKey, cu::CUgraphExec)>,
     /// Key of the step that is being captured.
-    capturing: Option<Key>,
+    capturing: Option<GraphKey>,
     /// Whether the GPU had no memory for a graph. Capture is then not tried again before the arena or the prepared
     /// launches change, since a failed capture takes as long as several steps.
     full: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Graphs {
 
 /// How the next step runs.
 #[derive(Debug, PartialEq)]
-enum Next {
+enum StepMode {
     /// Replay this graph.
     Replay(cu::CUgraphExec),
     /// Capture the step while it is launched.
@@ -45,7 +45,7 @@ enum Next {
 }
 
 /// (plan, counts, status word): the word is part of the key because its address is an argument of captured kernels.
-pub(crate) type Key = (usize, Counts, usize);
+pub(crate) type GraphKey = (usize, Counts, usize);
 
 // SAFETY: driver handles may be used from any thread to which the context is current.
 unsafe impl Send for Graphs {}
@@ -55,16 +55,17 @@ const STEPS_BEFORE_CAPTURE: usize = 4;
 
 impl Graphs {
     /// Replays the graph of a step, or starts a capture if the same counts came often enough.
-    pub(crate) fn repeat(&mut self, context: &Context, key: Key) -> Result<GraphCapture, CudaError> {
+    pub(crate) fn repeat(&mut self, context: &Context, key: GraphKey) -> Result<GraphCapture, CudaError> {
         match self.next(key) {
-            Next::Replay(step) => return self.launch(context, step),
-            Next::Plain => return Ok(GraphCapture::Plain),
-            Next::Capture => {}
+            StepMode::Replay(step) => return self.launch(context, step),
+            StepMode::Plain => return Ok(GraphCapture::Plain),
+            StepMode::Capture => {}
         }
         let (plan, counts, _) = key;
         let others = self.instantiated.extract_if(.., |((p, c, _), _)| (*p, *c) != (plan, counts));
         others.for_each(|(_, step)| forget(context, step));
-        let (api, stream) = (context.api, context.stream);
+        let api = context.api;
+        let stream = context.stream;
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, and no capture is active in it.
         api.check("cuStreamBeginCapture", unsafe { (api.cuStreamBeginCapture_v2)(stream, mode) })?;
@@ -73,14 +74,14 @@ impl Graphs {
     }
 
     /// Counts a step and decides how it runs.
-    fn next(&mut self, key: Key) -> Next {
+    fn next(&mut self, key: GraphKey) -> StepMode {
         let (plan, counts, _) = key;
         self.times = if self.last == Some((plan, counts)) { self.times + 1 } else { 1 };
         self.last = Some((plan, counts));
         match self.instantiated.iter().find(|(of, _)| *of == key) {
-            Some((_, step)) => Next::Replay(*step),
-            None if self.times < STEPS_BEFORE_CAPTURE || self.full => Next::Plain,
-            None => Next::Capture,
+            Some((_, step)) => StepMode::Replay(*step),
+            None if self.times < STEPS_BEFORE_CAPTURE || self.full => StepMode::Plain,
+            None => StepMode::Capture,
         }
     }
 
@@ -88,16 +89,18 @@ impl Graphs {
     fn launch(&mut self, context: &Context, step: cu::CUgraphExec) -> Result<GraphCapture, CudaError> {
         // SAFETY: the graph is alive, and so are the kernels and the memory that it uses.
         let launched = unsafe { (context.api.cuGraphLaunch)(step, context.stream) };
-        match has_memory(launched) {
-            true => context.api.check("cuGraphLaunch", launched).map(|()| GraphCapture::Done),
-            false => Ok(self.disable(context)),
+        if !has_memory(launched) {
+            return Ok(self.disable(context));
         }
+        context.api.check("cuGraphLaunch", launched)?;
+        Ok(GraphCapture::Done)
     }
 
     /// Frees all graphs and disables capture.
     fn disable(&mut self, context: &Context) -> GraphCapture {
         self.clear(context);
-        (self.full, self.unreported) = (true, true);
+        self.full = true;
+        self.unreported = true;
         GraphCapture::Plain
     }
 
@@ -115,18 +118,19 @@ impl Graphs {
         })
     }
 
-    /// Ends a capture and, if it is `whole`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
+    /// Ends a capture and, if it is `complete`, replays the graph. Returns [`GraphCapture::Plain`] if the GPU has no
     /// memory for the graph.
-    pub(crate) fn recorded(&mut self, context: &Context, whole: bool) -> Result<GraphCapture, CudaError> {
-        let (api, stream) = (context.api, context.stream);
-        let (Some(key), mut graph, mut step) = (self.capturing.take(), ptr::null_mut(), ptr::null_mut()) else {
-            return Ok(GraphCapture::Done);
-        };
+    pub(crate) fn recorded(&mut self, context: &Context, complete: bool) -> Result<GraphCapture, CudaError> {
+        let api = context.api;
+        let stream = context.stream;
+        let Some(key) = self.capturing.take() else { return Ok(GraphCapture::Done) };
+        let mut graph = ptr::null_mut();
+        let mut step = ptr::null_mut();
         // SAFETY: a capture is active; the pointers are to locals.
         api.check("cuStreamEndCapture", unsafe { (api.cuStreamEndCapture)(stream, &mut graph) })?;
         // SAFETY: the graph is owned until it is destroyed; an instantiated graph does not depend on it.
         let code = unsafe {
-            let code = if whole { (api.cuGraphInstantiateWithFlags)(&mut step, graph, 0) } else { 0 };
+            let code = if complete { (api.cuGraphInstantiateWithFlags)(&mut step, graph, 0) } else { 0 };
             (api.cuGraphDestroy)(graph);
             code
         };
@@ -134,7 +138,7 @@ impl Graphs {
             return Ok(self.disable(context));
         }
         api.check("cuGraphInstantiate", code)?;
-        if !whole {
+        if !complete {
             return Ok(GraphCapture::Done);
         }
         self.instantiated.push((key, step));
@@ -172,22 +176,22 @@ mod tests {
         let mut graphs = Graphs::default();
         let key = |tokens| (0, counts(tokens), 0);
         let steps = [7, 7, 7, 8, 7, 7, 7, 7].map(|tokens| graphs.next(key(tokens)));
-        assert!(steps[..7].iter().all(|next| *next == Next::Plain), "{steps:?}");
-        assert_eq!(steps[7], Next::Capture);
+        assert!(steps[..7].iter().all(|next| *next == StepMode::Plain), "{steps:?}");
+        assert_eq!(steps[7], StepMode::Capture);
         let step = ptr::without_provenance_mut(8);
         graphs.instantiated.push((key(7), step));
-        assert_eq!([graphs.next(key(7)), graphs.next(key(8))], [Next::Replay(step), Next::Plain]);
-        assert_eq!(graphs.next((0, counts(7), 1)), Next::Plain, "another status word is another record");
+        assert_eq!([graphs.next(key(7)), graphs.next(key(8))], [StepMode::Replay(step), StepMode::Plain]);
+        assert_eq!(graphs.next((0, counts(7), 1)), StepMode::Plain, "another status word is another record");
     }
 
     #[test]
     fn a_full_card_is_said_once_and_not_asked_again() {
         let mut graphs = Graphs { full: true, unreported: true, ..Graphs::default() };
-        assert!((0..20).all(|_| graphs.next((0, counts(7), 0)) == Next::Plain));
+        assert!((0..20).all(|_| graphs.next((0, counts(7), 0)) == StepMode::Plain));
         let notes = [graphs.note(), graphs.note()];
         assert!(matches!(&notes, [Some(note), None] if note.contains("one by one")), "{notes:?}");
         graphs.given_back();
-        assert_eq!(graphs.next((0, counts(7), 0)), Next::Capture);
+        assert_eq!(graphs.next((0, counts(7), 0)), StepMode::Capture);
     }
 
     #[test]

@@ -1,20 +1,15 @@
-//! Kernels, identified by file, entry and compile-time constants, and their launches. Invariant: a kernel is compiled
-//! when a program is prepared and only looked up while a step runs.
+//! Kernels, identified by file, entry and compile-time constants; their sources and arguments. Invariant: the constants of a
+//! kernel and the arguments of its launch are those that its source names.
 
-use crate::compile::Compiler;
-use crate::context::{Context, Status};
-use crate::machine::FP8;
-use crate::{CudaError, launch};
+use crate::capability::{FP8, HOPPER, OLDEST};
 use cudarc::driver::sys as cu;
-use plimsoll_exec::OnStart;
 use plimsoll_graph::DType;
-use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::{fmt, ptr};
 
-/// A source file of CUDA C++. It is compiled behind `common.cuh`, once for every set of constants.
+/// A source file of CUDA C++, compiled once for every set of constants. It includes the headers that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum File {
+pub enum KernelFile {
     /// `attention.cu`
     Attention,
     /// `attention_f32.cu`
@@ -75,7 +70,7 @@ pub enum File {
     WgmmaNorm,
 }
 
-impl File {
+impl KernelFile {
     /// File name of the kernel source.
     pub fn name(self) -> &'static str {
         match self {
@@ -111,122 +106,100 @@ impl File {
         }
     }
 
-    /// Source text, including the headers that the file needs.
+    /// Text of the file.
     fn text(self) -> &'static str {
         match self {
-            Self::Attention => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mma.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention.cu")
-            ),
-            Self::AttentionF32 => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_f32.cu")
-            ),
-            Self::AttentionGrad => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mma.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_grad.cuh"),
-                include_str!("kernels/attention_grad.cu")
-            ),
-            Self::AttentionGradF32 => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_grad.cuh"),
-                include_str!("kernels/attention_grad_f32.cu")
-            ),
-            Self::AttentionGradHopper => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/warpgroup.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_mask.cuh"),
-                include_str!("kernels/attention_grad_hopper.cu")
-            ),
-            Self::AttentionHopper => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/warpgroup.cuh"),
-                include_str!("kernels/attention_hopper.cu")
-            ),
-            Self::AttentionNarrow => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_narrow_loads.cuh"),
-                include_str!("kernels/attention_narrow.cu")
-            ),
-            Self::AttentionPersistent => concat!(
-                include_str!("kernels/attention.cuh"),
-                include_str!("kernels/warpgroup.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/attention_persistent_loads.cuh"),
-                include_str!("kernels/attention_persistent.cu")
-            ),
+            Self::Attention => include_str!("kernels/attention.cu"),
+            Self::AttentionF32 => include_str!("kernels/attention_f32.cu"),
+            Self::AttentionGrad => include_str!("kernels/attention_grad.cu"),
+            Self::AttentionGradF32 => include_str!("kernels/attention_grad_f32.cu"),
+            Self::AttentionGradHopper => include_str!("kernels/attention_grad_hopper.cu"),
+            Self::AttentionHopper => include_str!("kernels/attention_hopper.cu"),
+            Self::AttentionNarrow => include_str!("kernels/attention_narrow.cu"),
+            Self::AttentionPersistent => include_str!("kernels/attention_persistent.cu"),
             Self::BatchNormTrain => include_str!("kernels/batch_norm_train.cu"),
             Self::ColumnSums => include_str!("kernels/column_sums.cu"),
             Self::CrossEntropy => include_str!("kernels/cross_entropy.cu"),
-            Self::Dispatch => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/dispatch.cu")),
-            Self::Elementwise => concat!(
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/elementwise.cuh"),
-                include_str!("kernels/elementwise.cu")
-            ),
-            Self::ElementwiseGrad => concat!(
-                include_str!("kernels/activation_grad.cuh"),
-                include_str!("kernels/elementwise.cuh"),
-                include_str!("kernels/packs.cuh"),
-                include_str!("kernels/elementwise_grad.cu")
-            ),
+            Self::Dispatch => include_str!("kernels/dispatch.cu"),
+            Self::Elementwise => include_str!("kernels/elementwise.cu"),
+            Self::ElementwiseGrad => include_str!("kernels/elementwise_grad.cu"),
             Self::Grouped => include_str!("kernels/grouped.cu"),
             Self::KlDivergence => include_str!("kernels/kl_divergence.cu"),
-            Self::Matmul => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/matmul.cu")),
-            Self::Mma => concat!(include_str!("kernels/activation.cuh"), include_str!("kernels/mma.cu")),
-            Self::Norm => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm.cu")),
-            Self::NormGrad => concat!(include_str!("kernels/rows.cuh"), include_str!("kernels/norm_grad.cu")),
-            Self::Optimizer => {
-                concat!(include_str!("kernels/elementwise.cuh"), include_str!("kernels/optimizer.cu"))
-            }
-            Self::Quantize => concat!(
-                include_str!("kernels/rows.cuh"),
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/quantize.cu")
-            ),
-            Self::Route => concat!(
-                include_str!("kernels/rows.cuh"),
-                include_str!("kernels/packs.cuh"),
-                include_str!("kernels/route.cu")
-            ),
-            Self::Sequence => {
-                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence.cu"))
-            }
-            Self::SequenceGrad => {
-                concat!(include_str!("kernels/sequence.cuh"), include_str!("kernels/sequence_grad.cu"))
-            }
+            Self::Matmul => include_str!("kernels/matmul.cu"),
+            Self::Mma => include_str!("kernels/mma.cu"),
+            Self::Norm => include_str!("kernels/norm.cu"),
+            Self::NormGrad => include_str!("kernels/norm_grad.cu"),
+            Self::Optimizer => include_str!("kernels/optimizer.cu"),
+            Self::Quantize => include_str!("kernels/quantize.cu"),
+            Self::Route => include_str!("kernels/route.cu"),
+            Self::Sequence => include_str!("kernels/sequence.cu"),
+            Self::SequenceGrad => include_str!("kernels/sequence_grad.cu"),
             Self::Sums => include_str!("kernels/sums.cu"),
             Self::Transpose => include_str!("kernels/transpose.cu"),
-            Self::Wgmma => concat!(
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/wgmma.cuh"),
-                include_str!("kernels/wgmma.cu")
-            ),
-            Self::WgmmaNorm => concat!(
-                include_str!("kernels/activation.cuh"),
-                include_str!("kernels/rows.cuh"),
-                include_str!("kernels/copies.cuh"),
-                include_str!("kernels/wgmma.cuh"),
-                include_str!("kernels/wgmma_norm.cu")
-            ),
+            Self::Wgmma => include_str!("kernels/wgmma.cu"),
+            Self::WgmmaNorm => include_str!("kernels/wgmma_norm.cu"),
         }
+    }
+
+    /// Headers that the file includes, directly or through other headers, in the order of their first inclusion.
+    pub(crate) fn headers(self) -> Vec<KernelHeader> {
+        let mut headers = vec![];
+        add_headers(self.text(), &mut headers);
+        headers
     }
 }
 
-/// The only compute capability with wgmma (warpgroup matrix multiplication) instructions.
-pub(crate) const HOPPER: (u32, u32) = (9, 0);
+/// A header that kernel sources include.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KernelHeader {
+    /// Name in `#include "..."`.
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
 
-/// Header that precedes every file.
-const COMMON: &str = include_str!("kernels/common.cuh");
+/// Lists headers by their names in the folder `kernels`.
+macro_rules! headers {
+    ($($name:literal,)*) => {
+        [$(KernelHeader { name: $name, text: include_str!(concat!("kernels/", $name)) },)*]
+    };
+}
+
+/// All headers. NVRTC finds a header by its name among those that it is given, never on disk.
+const HEADERS: [KernelHeader; 18] = headers![
+    "activation.cuh",
+    "activation_grad.cuh",
+    "attention.cuh",
+    "attention_args.cuh",
+    "attention_grad.cuh",
+    "attention_mask.cuh",
+    "attention_mma.cuh",
+    "attention_narrow_loads.cuh",
+    "attention_persistent_loads.cuh",
+    "attention_wgmma.cuh",
+    "common.cuh",
+    "copies.cuh",
+    "elementwise.cuh",
+    "packs.cuh",
+    "rows.cuh",
+    "sequence.cuh",
+    "warpgroup.cuh",
+    "wgmma.cuh",
+];
+
+/// Adds the headers that `text` includes to `headers`, except those that are already there.
+fn add_headers(text: &str, headers: &mut Vec<KernelHeader>) {
+    for line in text.lines() {
+        let Some(name) = line.strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) else {
+            continue;
+        };
+        // NVRTC reports a header that does not exist, with the line that includes it.
+        let Some(header) = HEADERS.into_iter().find(|header| header.name == name) else { continue };
+        if !headers.contains(&header) {
+            headers.push(header);
+            add_headers(header.text, headers);
+        }
+    }
+}
 
 /// Largest number of compile-time constants of a kernel.
 const CONSTANTS: usize = 12;
@@ -237,7 +210,7 @@ const CONSTANTS: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// The file that defines the kernel.
-    pub file: File,
+    pub file: KernelFile,
     /// Name of the kernel's `__global__` function.
     pub entry: &'static str,
     constants: [(&'static str, i64); CONSTANTS],
@@ -245,7 +218,7 @@ pub struct Kernel {
 
 impl Kernel {
     /// Creates a kernel for an element type, without further constants.
-    pub fn new(file: File, entry: &'static str, dtype: DType) -> Self {
+    pub fn new(file: KernelFile, entry: &'static str, dtype: DType) -> Self {
         let mut constants = [("", 0); CONSTANTS];
         constants[0] = ("TYPE", code(dtype));
         Self { file, entry, constants }
@@ -260,35 +233,35 @@ impl Kernel {
     pub fn runs_on(&self, capability: (u32, u32)) -> bool {
         let quantized = self.constants().any(|(name, _)| name == "QUANTIZED");
         match self.file {
-            File::AttentionGradHopper
-            | File::AttentionHopper
-            | File::AttentionPersistent
-            | File::Wgmma
-            | File::WgmmaNorm => capability == HOPPER,
-            File::Attention
-            | File::AttentionF32
-            | File::AttentionGrad
-            | File::AttentionGradF32
-            | File::AttentionNarrow
-            | File::BatchNormTrain
-            | File::ColumnSums
-            | File::CrossEntropy
-            | File::Dispatch
-            | File::Elementwise
-            | File::ElementwiseGrad
-            | File::Grouped
-            | File::KlDivergence
-            | File::Matmul
-            | File::Mma
-            | File::Norm
-            | File::NormGrad
-            | File::Optimizer
-            | File::Quantize
-            | File::Route
-            | File::Sequence
-            | File::SequenceGrad
-            | File::Sums
-            | File::Transpose => capability >= if quantized { FP8 } else { (8, 0) },
+            KernelFile::AttentionGradHopper
+            | KernelFile::AttentionHopper
+            | KernelFile::AttentionPersistent
+            | KernelFile::Wgmma
+            | KernelFile::WgmmaNorm => capability == HOPPER,
+            KernelFile::Attention
+            | KernelFile::AttentionF32
+            | KernelFile::AttentionGrad
+            | KernelFile::AttentionGradF32
+            | KernelFile::AttentionNarrow
+            | KernelFile::BatchNormTrain
+            | KernelFile::ColumnSums
+            | KernelFile::CrossEntropy
+            | KernelFile::Dispatch
+            | KernelFile::Elementwise
+            | KernelFile::ElementwiseGrad
+            | KernelFile::Grouped
+            | KernelFile::KlDivergence
+            | KernelFile::Matmul
+            | KernelFile::Mma
+            | KernelFile::Norm
+            | KernelFile::NormGrad
+            | KernelFile::Optimizer
+            | KernelFile::Quantize
+            | KernelFile::Route
+            | KernelFile::Sequence
+            | KernelFile::SequenceGrad
+            | KernelFile::Sums
+            | KernelFile::Transpose => capability >= if quantized { FP8 } else { OLDEST },
         }
     }
 
@@ -309,9 +282,9 @@ impl Kernel {
         self.constants.iter().copied().filter(|(name, _)| !name.is_empty())
     }
 
-    /// The complete source text, as it is compiled.
-    pub fn source(&self) -> String {
-        format!("{COMMON}\n#line 1 \"{}\"\n{}", self.file.name(), self.file.text())
+    /// Text of the kernel's file, without its headers.
+    pub(crate) fn text(&self) -> &'static str {
+        self.file.text()
     }
 }
 
@@ -335,24 +308,26 @@ impl fmt::Display for Kernel {
     }
 }
 
-/// Returns a sample of every kernel in every form that models use, for compiling all of them without a GPU.
-pub fn every_kernel() -> Vec<Kernel> {
-    launch::every_kernel()
-}
-
 /// Launch configuration: grid dimensions, threads per block, and bytes of dynamic shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct LaunchShape {
     pub(crate) blocks: (u32, u32, u32),
     pub(crate) threads: u32,
     pub(crate) shared: u32,
 }
 
-impl Shape {
+impl LaunchShape {
     /// Creates a one-dimensional grid of `blocks` blocks, without dynamic shared memory.
     pub(crate) fn of(blocks: u64, threads: u32) -> Self {
         Self { blocks: (blocks as u32, 1, 1), threads, shared: 0 }
     }
+}
+
+/// A kernel with its launch configuration and arguments.
+pub(crate) struct KernelLaunch<A> {
+    pub(crate) kernel: Kernel,
+    pub(crate) shape: LaunchShape,
+    pub(crate) args: A,
 }
 
 /// A kernel argument: a pointer, or a number in the low bytes of a 64-bit word.
@@ -365,11 +340,9 @@ impl Arg {
         Self(address)
     }
 
-    /// An `int`.
+    /// An `int`, converted as by [`int`].
     pub(crate) fn int(value: impl TryInto<i32>) -> Self {
-        // Tensors with more rows or columns than an `int` holds are refused earlier; the fallback -1 is an id that
-        // never matches.
-        Self(u64::from(value.try_into().unwrap_or(-1) as u32))
+        Self(u64::from(int(value) as u32))
     }
 
     /// A `long long`.
@@ -383,162 +356,104 @@ impl Arg {
     }
 }
 
-/// Largest number of arguments of a kernel.
-const ARGUMENTS: usize = 32;
-
-/// Launch attribute of programmatic dependent launch: the kernel may start before its predecessors have finished. Each
-/// of our kernels begins by waiting for them (`after_predecessors` in common.cuh), so only the launch latency between
-/// two kernels is hidden, and their memory accesses stay in the order of the stream.
-fn starts_early() -> cu::CUlaunchAttribute {
-    cu::CUlaunchAttribute {
-        id: cu::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-        pad: [0; 4],
-        value: cu::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-    }
+/// Converts a size or an id to an `int` of a kernel. Tensors with more rows or columns than an `int` holds are refused earlier;
+/// the fallback -1 is an id that never matches.
+pub(crate) fn int(value: impl TryInto<i32>) -> i32 {
+    value.try_into().unwrap_or(-1)
 }
 
-/// Compiled kernels of a GPU.
-pub(crate) struct Kernels {
-    compiler: Compiler,
-    functions: HashMap<Kernel, (cu::CUmodule, cu::CUfunction)>,
-    /// While kernels are collected ([`Self::collect`]): the kernels that [`Self::prepare`] was asked for.
-    collected: Option<HashSet<Kernel>>,
-    /// Machine code of kernels that were compiled and are not loaded yet.
-    compiled: HashMap<Kernel, Vec<u8>>,
-    /// Status words to which the kernels report invalid input data.
-    pub(crate) status: Status,
+/// Arguments of a kernel: a short list, a struct with a field for each parameter, or a struct with tensor maps.
+pub(crate) trait KernelArguments {
+    /// Adds the address of each argument, in the order of the kernel's parameters.
+    fn add_to(&self, parameters: &mut Parameters);
 }
 
-// SAFETY: driver handles may be used from any thread to which the context is current.
-unsafe impl Send for Kernels {}
-
-impl Kernels {
-    /// Creates an empty set of kernels, with status words for `steps` in-flight steps.
-    pub(crate) fn new(context: &Context, steps: usize) -> Result<Self, CudaError> {
-        let compiler = Compiler::new(context.card.capability)?;
-        let (functions, compiled) = (HashMap::new(), HashMap::new());
-        Ok(Self { compiler, functions, collected: None, compiled, status: Status::new(context, steps)? })
-    }
-
-    /// Begins to collect kernels: until [`Self::compile_collected`], [`Self::prepare`] only notes its kernels.
-    pub(crate) fn collect(&mut self) {
-        self.collected = Some(HashSet::new());
-    }
-
-    /// Whether kernels are being collected.
-    pub(crate) fn is_collecting(&self) -> bool {
-        self.collected.is_some()
-    }
-
-    /// Ends the collection, and compiles the collected kernels that the cache does not have, on several threads.
-    pub(crate) fn compile_collected(&mut self, report: OnStart<'_>) {
-        let kernels: Vec<Kernel> = self.collected.take().into_iter().flatten().collect();
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        self.compiled = self.compiler.compile_missing(&kernels, threads, report);
-    }
-
-    /// Drops machine code that was compiled and not loaded.
-    pub(crate) fn drop_compiled(&mut self) {
-        self.compiled = HashMap::new();
-    }
-
-    /// Compiles and loads a kernel that may use `shared` bytes of dynamic shared memory; does nothing if it is loaded.
-    /// Only notes the kernel while kernels are collected.
-    pub(crate) fn prepare(&mut self, context: &Context, kernel: &Kernel, shared: u32) -> Result<(), CudaError> {
-        if self.functions.contains_key(kernel) {
-            return Ok(());
+/// Declares a struct whose fields are the parameters of a kernel, in their order, with the types u64 for pointers and `long
+/// long`, i32 and u32 for `int` and `u32`, and f32. The kernel's source asserts the same size and offset of the last field
+/// (`PARAMETERS` in common.cuh), so that a parameter that is added or moved on one side only does not compile.
+macro_rules! kernel_arguments {
+    (
+        $(#[$doc:meta])*
+        $vis:vis struct $name:ident { $($field_vis:vis $field:ident: $type:ty,)* }
+        size $size:literal, last $last:literal
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        #[repr(C)]
+        $vis struct $name {
+            $($field_vis $field: $type,)*
         }
-        if let Some(collected) = &mut self.collected {
-            collected.insert(*kernel);
-            return Ok(());
-        }
-        let code = self.compiled.remove(kernel).map_or_else(|| self.compiler.cubin(kernel), Ok)?;
-        let api = context.api;
-        let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-        let entry = CString::new(kernel.entry).unwrap_or_default();
-        // SAFETY: the code is a complete ELF image from the compiler; all pointers are to locals.
-        unsafe {
-            api.check("cuModuleLoadData", (api.cuModuleLoadData)(&mut module, code.as_ptr().cast()))?;
-            api.check("cuModuleGetFunction", (api.cuModuleGetFunction)(&mut function, module, entry.as_ptr()))?;
-            if shared > 0 {
-                let most = cu::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                api.check("cuFuncSetAttribute", (api.cuFuncSetAttribute)(function, most, shared as i32))?;
+
+        const _: () = {
+            let offsets = [$(std::mem::offset_of!($name, $field)),*];
+            assert!(size_of::<$name>() == $size && offsets[offsets.len() - 1] == $last);
+        };
+
+        impl $crate::kernel::KernelArguments for $name {
+            fn add_to(&self, parameters: &mut $crate::kernel::Parameters) {
+                $(parameters.add(&self.$field);)*
             }
         }
-        self.functions.insert(*kernel, (module, function));
-        Ok(())
+    };
+}
+pub(crate) use kernel_arguments;
+
+impl<const N: usize> KernelArguments for [Arg; N] {
+    fn add_to(&self, parameters: &mut Parameters) {
+        for arg in self {
+            parameters.add(&arg.0);
+        }
+    }
+}
+
+/// Arguments of a kernel that loads by TMA: its tensor maps are its first parameters.
+pub(crate) struct WithMaps<A, const N: usize> {
+    pub(crate) maps: [cu::CUtensorMap; N],
+    pub(crate) args: A,
+}
+
+impl<A: KernelArguments, const N: usize> KernelArguments for WithMaps<A, N> {
+    fn add_to(&self, parameters: &mut Parameters) {
+        for map in &self.maps {
+            parameters.add(map);
+        }
+        self.args.add_to(parameters);
+    }
+}
+
+/// Largest number of parameters of a kernel.
+const MAX_PARAMETERS: usize = 32;
+
+/// Addresses of a kernel's arguments, as the driver takes them.
+pub(crate) struct Parameters {
+    addresses: [*mut c_void; MAX_PARAMETERS],
+    count: usize,
+}
+
+impl Parameters {
+    /// Collects the addresses of the arguments, which must outlive the result.
+    pub(crate) fn of(args: &impl KernelArguments) -> Self {
+        let mut parameters = Self { addresses: [ptr::null_mut(); MAX_PARAMETERS], count: 0 };
+        args.add_to(&mut parameters);
+        parameters
     }
 
-    /// Launches a kernel in the compute stream.
-    pub(crate) fn call(
-        &self,
-        context: &Context,
-        kernel: &Kernel,
-        shape: Shape,
-        args: &[Arg],
-    ) -> Result<(), CudaError> {
-        self.call_with(context, kernel, || kernel.entry.to_owned(), shape, &[], args)
+    /// Adds the address of the next argument.
+    pub(crate) fn add<A>(&mut self, argument: &A) {
+        self.addresses[self.count] = ptr::from_ref(argument).cast_mut().cast();
+        self.count += 1;
     }
 
-    /// Launches a kernel whose first arguments are the tensor maps `maps`, traced under `name`.
-    pub(crate) fn call_with(
-        &self,
-        context: &Context,
-        kernel: &Kernel,
-        name: impl FnOnce() -> String,
-        shape: Shape,
-        maps: &[cu::CUtensorMap],
-        args: &[Arg],
-    ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: kernel.to_string() };
-        let &(_, function) = self.functions.get(kernel).ok_or_else(unprepared)?;
-        let Shape { blocks: (x, y, z), threads, shared } = shape;
-        if x == 0 || y == 0 || z == 0 {
-            return Ok(());
-        }
-        let mut pointers = [ptr::null_mut::<c_void>(); ARGUMENTS];
-        let (of_maps, of_args) = pointers.split_at_mut(maps.len());
-        for (pointer, map) in of_maps.iter_mut().zip(maps) {
-            *pointer = ptr::from_ref(map).cast_mut().cast();
-        }
-        for (pointer, arg) in of_args.iter_mut().zip(args) {
-            *pointer = ptr::from_ref(&arg.0).cast_mut().cast();
-        }
-        let api = context.api;
-        context.trace.kernel(context.stream, name, || {
-            let mut early = starts_early();
-            let config = cu::CUlaunchConfig {
-                gridDimX: x,
-                gridDimY: y,
-                gridDimZ: z,
-                blockDimX: threads,
-                blockDimY: 1,
-                blockDimZ: 1,
-                sharedMemBytes: shared,
-                hStream: context.stream,
-                attrs: &raw mut early,
-                numAttrs: u32::from(context.card.has_early_starts()),
-            };
-            // SAFETY: the launch code passes the arguments of the kernel's declaration; the driver copies them, and
-            // the attribute that the configuration points to, before it returns.
-            let code =
-                unsafe { (api.cuLaunchKernelEx)(&config, function, pointers.as_mut_ptr(), ptr::null_mut()) };
-            api.check(kernel.entry, code)
-        })
-    }
-
-    /// Unloads all kernels; the streams must be idle.
-    pub(crate) fn unload(&mut self, context: &Context) {
-        for (_, (module, _)) in self.functions.drain() {
-            // SAFETY: no kernel is running; a failure is ignored.
-            unsafe { (context.api.cuModuleUnload)(module) };
-        }
+    /// The array of addresses; the driver reads as many as the kernel has parameters.
+    pub(crate) fn as_mut_ptr(&mut self) -> *mut *mut c_void {
+        self.addresses.as_mut_ptr()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch::every_kernel;
     use plimsoll_graph::packs;
     use std::collections::HashSet;
 
@@ -560,11 +475,30 @@ mod tests {
     }
 
     #[test]
+    fn every_included_header_exists_and_every_header_is_included() {
+        let files: HashSet<KernelFile> = every_kernel().iter().map(|kernel| kernel.file).collect();
+        let mut included = HashSet::new();
+        for file in files {
+            let headers = file.headers();
+            for text in headers.iter().map(|header| header.text).chain([file.text()]) {
+                for line in text.lines().filter(|line| line.starts_with("#include")) {
+                    let known = headers.iter().any(|header| line == format!("#include \"{}\"", header.name));
+                    assert!(known, "{}: {line}", file.name());
+                }
+            }
+            included.extend(headers.iter().map(|header| header.name));
+        }
+        assert_eq!(included.len(), HEADERS.len());
+    }
+
+    #[test]
     fn every_entry_waits_for_the_kernels_before_it() {
-        let files: HashSet<File> = every_kernel().iter().map(|kernel| kernel.file).collect();
+        let files: HashSet<KernelFile> = every_kernel().iter().map(|kernel| kernel.file).collect();
         assert!(files.len() > 10, "{files:?}");
         for file in files {
-            for entry in file.text().split("extern \"C\" __global__").skip(1) {
+            let texts = file.headers().into_iter().map(|header| header.text).chain([file.text()]);
+            let text: String = texts.collect();
+            for entry in text.split("extern \"C\" __global__").skip(1) {
                 let waits = entry.matches("after_predecessors();").count();
                 let name = entry.split('(').nth(1).unwrap_or_default();
                 assert_eq!(waits, 1, "{}: {name}", file.name());

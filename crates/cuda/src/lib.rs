@@ -6,6 +6,7 @@
 
 mod api;
 mod arena;
+mod capability;
 mod compile;
 mod context;
 mod device;
@@ -16,8 +17,10 @@ mod graphs;
 mod kernel;
 mod launch;
 mod library;
+mod loaded_kernels;
 mod machine;
 pub mod nvml;
+mod row_kernels;
 mod staging;
 mod tensor_map;
 mod trace;
@@ -32,6 +35,7 @@ pub use machine::CudaMachine;
 #[doc(hidden)]
 pub mod internals {
     pub use crate::compile::{Compiler, Resources};
-    pub use crate::gemm::Candidate;
-    pub use crate::kernel::{File, Kernel, every_kernel};
+    pub use crate::gemm::GemmCandidate;
+    pub use crate::kernel::{Kernel, KernelFile};
+    pub use crate::launch::every_kernel;
 }

@@ -7,6 +7,7 @@
 
 use crate::CudaError;
 use crate::api::{CublasLt, Driver, Nvml, Nvrtc};
+use crate::error::DRIVER_NAME;
 use libloading::Library;
 use libloading::os::unix::{Library as Open, RTLD_GLOBAL, RTLD_NOW};
 use std::path::{Path, PathBuf};
@@ -36,7 +37,7 @@ pub struct FoundLibrary {
 }
 
 /// A library to search for.
-struct Wanted {
+struct WantedLibrary {
     name: &'static str,
     /// File names in order of preference.
     files: &'static [&'static str],
@@ -45,31 +46,28 @@ struct Wanted {
     remedy: &'static str,
 }
 
-/// Display name of the driver library in messages.
-pub(crate) const DRIVER_NAME: &str = "the NVIDIA driver (libcuda)";
-
-const DRIVER: Wanted = Wanted {
+const DRIVER: WantedLibrary = WantedLibrary {
     name: DRIVER_NAME,
     files: &["libcuda.so.1"],
     before: None,
     remedy: "install the NVIDIA driver, version 525 or later",
 };
 
-const NVRTC: Wanted = Wanted {
+const NVRTC: WantedLibrary = WantedLibrary {
     name: "NVRTC (libnvrtc)",
     files: &["libnvrtc.so.13", "libnvrtc.so.12"],
     before: Some("libnvrtc-builtins.so"),
     remedy: "install the Python package nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for older drivers) or CUDA's nvrtc package",
 };
 
-const CUBLASLT: Wanted = Wanted {
+const CUBLASLT: WantedLibrary = WantedLibrary {
     name: "cuBLASLt (libcublasLt)",
     files: &["libcublasLt.so.13", "libcublasLt.so.12"],
     before: None,
     remedy: "install the Python package nvidia-cublas (nvidia-cublas-cu12 for older drivers) or CUDA's cublas package",
 };
 
-const NVML: Wanted = Wanted {
+const NVML: WantedLibrary = WantedLibrary {
     name: "NVML (libnvidia-ml)",
     files: &["libnvidia-ml.so.1"],
     before: None,
@@ -83,9 +81,10 @@ impl Libraries {
         LIBRARIES.get_or_init(|| {
             let mut found = vec![];
             let folders = folders();
-            let mut opened = |wanted: &Wanted| open(wanted, &folders, &mut found);
-            let (driver, nvrtc, cublaslt) = (opened(&DRIVER), opened(&NVRTC), opened(&CUBLASLT));
-            let nvml = opened(&NVML);
+            let driver = open(&DRIVER, &folders, &mut found);
+            let nvrtc = open(&NVRTC, &folders, &mut found);
+            let cublaslt = open(&CUBLASLT, &folders, &mut found);
+            let nvml = open(&NVML, &folders, &mut found);
             Self {
                 driver: driver.and_then(|library| Driver::of(library, DRIVER.name)),
                 nvrtc: nvrtc.and_then(|library| Nvrtc::of(library, NVRTC.name)),
@@ -98,7 +97,7 @@ impl Libraries {
 
     /// Returns the libraries if the driver, NVRTC and cuBLASLt were all found, otherwise the error of the first
     /// missing one.
-    pub fn whole() -> Result<&'static Self, CudaError> {
+    pub fn complete() -> Result<&'static Self, CudaError> {
         let libraries = Self::get();
         libraries.missing().first().map_or(Ok(libraries), |&error| Err(error.clone()))
     }
@@ -110,7 +109,8 @@ impl Libraries {
 
     /// Returns the versions of NVRTC and cuBLASLt as text; 0 stands for a library that is missing.
     pub fn versions(&self) -> String {
-        let (mut major, mut minor) = (0, 0);
+        let mut major = 0;
+        let mut minor = 0;
         if let Ok(nvrtc) = &self.nvrtc {
             // SAFETY: both pointers are to locals.
             unsafe { (nvrtc.nvrtcVersion)(&mut major, &mut minor) };
@@ -129,17 +129,17 @@ impl Libraries {
 }
 
 /// Library folders for this processor architecture: of a CUDA toolkit (relative) and of Debian packages (absolute).
-const OF_PROCESSOR: [&str; 2] = match cfg!(target_arch = "aarch64") {
-    true => ["targets/sbsa-linux/lib", "/usr/lib/aarch64-linux-gnu"],
-    false => ["targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"],
+const OF_PROCESSOR: [&str; 2] = if cfg!(target_arch = "aarch64") {
+    ["targets/sbsa-linux/lib", "/usr/lib/aarch64-linux-gnu"]
+} else {
+    ["targets/x86_64-linux/lib", "/usr/lib/x86_64-linux-gnu"]
 };
 
 /// Returns the folders to search, in order; `None` stands for the dynamic loader's own search.
 fn folders() -> Vec<Option<PathBuf>> {
-    let listed = |variable| env::var_os(variable).map(|v| env::split_paths(&v).collect()).unwrap_or_default();
-    let explicit: Vec<PathBuf> = listed(PATH_VARIABLE);
+    let explicit = paths_in(PATH_VARIABLE);
     let mut folders: Vec<Option<PathBuf>> =
-        explicit.into_iter().filter(|f| f.is_absolute()).map(Some).collect();
+        explicit.into_iter().filter(|folder| folder.is_absolute()).map(Some).collect();
     folders.push(None);
     let mut usual: Vec<PathBuf> = children(Path::new("/usr/local"), "cuda");
     usual.sort_by(|a, b| b.cmp(a));
@@ -149,7 +149,7 @@ fn folders() -> Vec<Option<PathBuf>> {
         folders.push(Some(folder.into()));
     }
     let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(env::var_os).map(PathBuf::from);
-    let on_path: Vec<PathBuf> = listed("PATH");
+    let on_path = paths_in("PATH");
     let python = on_path.iter().filter(|bin| bin.join("python3").exists()).filter_map(|bin| bin.parent());
     for prefix in environments.chain(python.map(Path::to_owned)) {
         for library in ["lib", "lib64"].map(|l| prefix.join(l)) {
@@ -163,11 +163,17 @@ fn folders() -> Vec<Option<PathBuf>> {
     folders
 }
 
+/// Returns the paths in an environment variable; empty if it is not set.
+fn paths_in(variable: &str) -> Vec<PathBuf> {
+    env::var_os(variable).map(|paths| env::split_paths(&paths).collect()).unwrap_or_default()
+}
+
 /// Returns the entries of `folder` whose names start with `start`, sorted; empty if the folder cannot be read.
 fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let named = |path: &PathBuf| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start));
-    let mut paths: Vec<PathBuf> = entries.filter(named).collect();
+    let mut paths: Vec<PathBuf> = entries
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start)))
+        .collect();
     paths.sort();
     paths
 }
@@ -175,7 +181,7 @@ fn children(folder: &Path, start: &str) -> Vec<PathBuf> {
 /// Loads the first file of `wanted` that can be loaded, by preferred file name and then by folder, and appends it to
 /// `found`.
 fn open(
-    wanted: &Wanted,
+    wanted: &WantedLibrary,
     folders: &[Option<PathBuf>],
     found: &mut Vec<FoundLibrary>,
 ) -> Result<&'static Library, CudaError> {

@@ -1,9 +1,10 @@
 //! A GPU as a `Machine`: provides the `Target` to plan for and opens the device. Invariant: a GPU with a known name
 //! gets the target of that name; for any other, sizes are read from the GPU and only rates are assumed.
 
+use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm;
-use crate::{Card, CudaDevice, CudaError, Libraries, Options, cards, nvml};
+use crate::{Card, CudaDevice, CudaError, Options, cards, nvml};
 use plimsoll_exec::memory::Memory;
 use plimsoll_exec::{Device, DeviceError, DeviceKind, Holder, Machine};
 use plimsoll_graph::Bytes;
@@ -35,9 +36,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("RTX 3090", "3090"),
 ];
 
-/// Lowest compute capability with e4m3 matrix multiplication.
-pub(crate) const FP8: (u32, u32) = (Capability::FP8.0, Capability::FP8.1);
-
 /// Memory that a process's first context occupies, assumed if NVML is not available.
 const CONTEXT: Bytes = Bytes(548_995_072);
 
@@ -55,7 +53,8 @@ impl CudaMachine {
         let context = Context::new(ordinal, false)?;
         let after = context.memory()?.0;
         let known = before.map(|before| before.saturating_sub(after)).filter(|&taken| taken <= MAX_CONTEXT);
-        let (card, taken) = (context.card.clone(), known.unwrap_or(CONTEXT));
+        let card = context.card.clone();
+        let taken = known.unwrap_or(CONTEXT);
         Ok(Self { card, options, before: after + taken, taken, context: Mutex::new(context) })
     }
 
@@ -70,6 +69,11 @@ impl CudaMachine {
     pub fn card(&self) -> &Card {
         &self.card
     }
+}
+
+/// Returns a known target.
+fn named_target(name: &str) -> Result<Target, DeviceError> {
+    Target::named(name).map_err(|error| DeviceError::Machine { source: Box::new(error) })
 }
 
 impl Machine for CudaMachine {
@@ -88,8 +92,7 @@ impl Machine for CudaMachine {
     fn target(&self) -> Result<Target, DeviceError> {
         let name =
             KNOWN.iter().find(|(part, _)| self.card.name.contains(part)).map_or("cuda", |(_, target)| target);
-        let named = |name| Target::named(name).map_err(|e| DeviceError::Machine { source: Box::new(e) });
-        let mut target = named(name)?;
+        let mut target = named_target(name)?;
         target.memory = self.card.memory;
         let (major, minor) = self.card.capability;
         target.kernels = Kernels::Cuda(Capability(major, minor));
@@ -98,7 +101,7 @@ impl Machine for CudaMachine {
         }
         if target.reserved.is_empty() {
             // Memory reserved beside the arena; the value measured on an H200.
-            target.reserved = named("h200")?.reserved;
+            target.reserved = named_target("h200")?.reserved;
         }
         Ok(target)
     }
@@ -139,7 +142,7 @@ impl Machine for CudaMachine {
     }
 
     fn arithmetic(&self) -> String {
-        arithmetic(&self.card)
+        gemm::arithmetic(&self.card)
     }
 
     fn first_use(&self) -> Option<String> {
@@ -157,14 +160,6 @@ impl Machine for CudaMachine {
     fn open(&self) -> Result<Vec<Box<dyn Device>>, DeviceError> {
         Ok(vec![Box::new(CudaDevice::with(self.card.ordinal, self.options)?)])
     }
-}
-
-/// Describes everything besides input and weights that determines the bits of a result: the GPU's name and
-/// architecture, the versions of the driver and of the libraries that compile and multiply, and the canonical
-/// summation orders of matmuls. Kernel choices made by timing do not change the bits and are left out.
-pub(crate) fn arithmetic(card: &Card) -> String {
-    let Card { name, capability: (major, minor), driver, .. } = card;
-    format!("{name}, sm_{major}{minor}, driver {driver}, {}, {}", Libraries::get().versions(), gemm::ORDERS)
 }
 
 impl fmt::Debug for CudaMachine {

@@ -2,36 +2,14 @@
 //! Invariant: only reads; GPUs are identified by UUID, so that `CUDA_VISIBLE_DEVICES` does not change which GPU is
 //! meant; unknown values are left out rather than guessed.
 
-use crate::api::Nvml;
+use crate::api::{Nvml, NvmlDevice, NvmlMemory, NvmlProcess};
 use crate::context::Card;
 use crate::{CudaError, Libraries};
 use plimsoll_exec::Holder;
 use plimsoll_graph::Bytes;
-use std::ffi::{CStr, CString, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_int, c_uint, c_ulonglong};
 use std::sync::OnceLock;
 use std::{fs, process, ptr};
-
-/// `nvmlDevice_t`, an opaque handle of a GPU.
-pub(crate) type Handle = *mut c_void;
-
-/// `nvmlMemory_t`.
-#[repr(C)]
-#[derive(Default)]
-pub(crate) struct Memory {
-    total: c_ulonglong,
-    free: c_ulonglong,
-    used: c_ulonglong,
-}
-
-/// `nvmlProcessInfo_t`, as `nvmlDeviceGetComputeRunningProcesses_v3` writes it.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Process {
-    pid: c_uint,
-    used: c_ulonglong,
-    gpu_instance: c_uint,
-    compute_instance: c_uint,
-}
 
 /// Value of `used` for a process whose memory NVML does not report.
 const NOT_AVAILABLE: c_ulonglong = c_ulonglong::MAX;
@@ -42,7 +20,7 @@ const INSUFFICIENT_SIZE: c_int = 7;
 /// Returns the free memory of a GPU, counting all processes.
 pub fn free(card: &Card) -> Result<Bytes, CudaError> {
     let (api, handle) = open(card)?;
-    let mut memory = Memory::default();
+    let mut memory = NvmlMemory::default();
     // SAFETY: the pointer is to a local with the layout of the header.
     api.check("nvmlDeviceGetMemoryInfo", unsafe { (api.nvmlDeviceGetMemoryInfo)(handle, &mut memory) })?;
     Ok(Bytes(memory.free))
@@ -54,15 +32,15 @@ pub fn holders(card: &Card) -> Result<Vec<Holder>, CudaError> {
     // If our own process id is not in the list, NVML counts ids in another namespace (a container), and /proc would
     // give the names of unrelated processes.
     let ours = processes.iter().any(|p| p.pid == process::id());
-    let mut others: Vec<&Process> = processes.iter().filter(|p| p.pid != process::id()).collect();
+    let mut others: Vec<&NvmlProcess> = processes.iter().filter(|p| p.pid != process::id()).collect();
     others.sort_by_key(|p| std::cmp::Reverse(p.used));
     Ok(others.into_iter().map(|p| holder(*p, ours.then(|| name(p.pid)).flatten())).collect())
 }
 
-fn processes(card: &Card) -> Result<Vec<Process>, CudaError> {
+fn processes(card: &Card) -> Result<Vec<NvmlProcess>, CudaError> {
     let (api, handle) = open(card)?;
     // Retry with a longer buffer: processes may have started since the size was reported.
-    let mut list = vec![Process::default(); 64];
+    let mut list = vec![NvmlProcess::default(); 64];
     loop {
         let mut count = list.len() as c_uint;
         let get = api.nvmlDeviceGetComputeRunningProcesses_v3;
@@ -73,11 +51,11 @@ fn processes(card: &Card) -> Result<Vec<Process>, CudaError> {
             list.truncate(count as usize);
             return Ok(list);
         }
-        list.resize(count as usize + 64, Process::default());
+        list.resize(count as usize + 64, NvmlProcess::default());
     }
 }
 
-fn holder(process: Process, name: Option<String>) -> Holder {
+fn holder(process: NvmlProcess, name: Option<String>) -> Holder {
     let pid = process.pid;
     let who = name.map_or_else(|| format!("process {pid}"), |name| format!("process {pid} ({name})"));
     Holder { who, bytes: (process.used != NOT_AVAILABLE).then_some(Bytes(process.used)) }
@@ -90,7 +68,7 @@ fn name(pid: u32) -> Option<String> {
 }
 
 /// Initialises NVML once per process and returns it with the handle of a GPU.
-fn open(card: &Card) -> Result<(&'static Nvml, Handle), CudaError> {
+fn open(card: &Card) -> Result<(&'static Nvml, NvmlDevice), CudaError> {
     static INITIALISED: OnceLock<c_int> = OnceLock::new();
     let api = Libraries::get().nvml.as_ref().map_err(CudaError::clone)?;
     // SAFETY: the function has no preconditions.
@@ -127,17 +105,17 @@ mod tests {
 
     #[test]
     fn holders_are_told_with_what_is_known() {
-        let process = Process { pid: 7, used: 5, ..Process::default() };
+        let process = NvmlProcess { pid: 7, used: 5, ..NvmlProcess::default() };
         let told = holder(process, Some("python".to_owned()));
         assert_eq!(told, Holder { who: "process 7 (python)".to_owned(), bytes: Some(Bytes(5)) });
-        let unknown = holder(Process { used: NOT_AVAILABLE, ..process }, None);
+        let unknown = holder(NvmlProcess { used: NOT_AVAILABLE, ..process }, None);
         assert_eq!(unknown, Holder { who: "process 7".to_owned(), bytes: None });
     }
 
     /// The struct sizes of nvml.h on 64-bit machines.
     #[test]
     fn structs_have_the_size_of_the_header() {
-        assert_eq!((size_of::<Memory>(), size_of::<Process>()), (24, 24));
+        assert_eq!((size_of::<NvmlMemory>(), size_of::<NvmlProcess>()), (24, 24));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use crate::CudaError;
 use crate::api::Driver;
-use crate::event::Event;
+use crate::event::CudaEvent;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::DeviceError;
 use plimsoll_exec::arena::HostBlock;
@@ -15,25 +15,25 @@ use std::ops::Range;
 use std::{ptr, slice};
 
 /// A ring buffer of pinned memory, with an event for each range in use.
-pub(crate) struct Staging {
-    memory: Pinned,
+pub(crate) struct StagingBuffer {
+    memory: PinnedMemory,
     ring: StagingSlots,
-    events: VecDeque<Event>,
-    spare: Vec<Event>,
+    events: VecDeque<CudaEvent>,
+    spare: Vec<CudaEvent>,
 }
 
-impl Staging {
+impl StagingBuffer {
     /// Allocates a ring buffer of `bytes`.
     pub(crate) fn new(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
-        let memory = Pinned::new(api, bytes.0 as usize)?;
+        let memory = PinnedMemory::new(api, bytes.0 as usize)?;
         let ring = StagingSlots { bytes: bytes.0 as usize, taken: VecDeque::new() };
         Ok(Self { memory, ring, events: VecDeque::new(), spare: vec![] })
     }
 
     /// Reserves the next free range of the ring buffer. Returns its memory, and an event that the caller records after
     /// the copy; `None` if there is no space.
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
-        let event = self.spare.pop().map_or_else(|| Event::new(self.memory.api), Ok)?;
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &CudaEvent)>, CudaError> {
+        let event = self.spare.pop().map_or_else(|| CudaEvent::new(self.memory.api), Ok)?;
         let Some(at) = self.ring.take(bytes) else {
             self.spare.push(event);
             return Ok(None);
@@ -44,7 +44,7 @@ impl Staging {
 
     /// Like `take`, but waits for the copies of the oldest ranges until there is space; `None` if the whole buffer is
     /// smaller than `bytes`.
-    pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &Event)>, CudaError> {
+    pub(crate) fn wait_and_take(&mut self, bytes: usize) -> Result<Option<(&mut [u8], &CudaEvent)>, CudaError> {
         if bytes > self.ring.bytes {
             return Ok(None);
         }
@@ -83,11 +83,13 @@ impl StagingSlots {
         let start = newest.end.next_multiple_of(ALIGNMENT);
         // If the oldest range starts before the newest, the free space is behind the newest and before the oldest;
         // otherwise the ring has wrapped and the free space lies between the two.
-        match oldest.start <= newest.start {
-            true if start + bytes <= self.bytes => Some(start),
-            true => (bytes <= oldest.start).then_some(0),
-            false => (start + bytes <= oldest.start).then_some(start),
+        if oldest.start > newest.start {
+            return (start + bytes <= oldest.start).then_some(start);
         }
+        if start + bytes <= self.bytes {
+            return Some(start);
+        }
+        (bytes <= oldest.start).then_some(0)
     }
 
     fn fits(&self, bytes: usize) -> bool {
@@ -111,7 +113,7 @@ impl StagingSlots {
 const ALIGNMENT: usize = 64;
 
 /// An allocation of pinned host memory.
-struct Pinned {
+struct PinnedMemory {
     api: &'static Driver,
     start: *mut u8,
     bytes: usize,
@@ -128,9 +130,9 @@ const REGISTERED: usize = 64 << 20;
 const PAGE: u64 = 4096;
 
 // SAFETY: the memory is owned, and accessed only through its owner.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedMemory {}
 
-impl Pinned {
+impl PinnedMemory {
     fn new(api: &'static Driver, bytes: usize) -> Result<Self, CudaError> {
         // In some virtual machines the driver cannot register memory. Memory that it allocates itself is then used, which
         // takes longer to allocate and has the same properties.
@@ -172,7 +174,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         // SAFETY: the memory was registered or came from `cuMemHostAlloc`, and the device waited for its streams before. A
         // registered block is freed after this.
@@ -187,24 +189,24 @@ impl Drop for Pinned {
 
 /// The host's space of a device. Its bytes are accessed through copies only: by the device in the ranges of transfers, by
 /// the host in ranges that no transfer in flight touches.
-pub(crate) struct HostMemory {
+pub(crate) struct HostSpace {
     memory: HostPages,
     bytes: u64,
 }
 
 enum HostPages {
-    Pinned(Pinned),
+    Pinned(PinnedMemory),
     /// Pageable memory, as words so that it is aligned.
     Pageable(Box<[UnsafeCell<u64>]>),
 }
 
 // SAFETY: the memory is owned; concurrent accesses are in disjoint ranges, as above.
-unsafe impl Send for HostMemory {}
+unsafe impl Send for HostSpace {}
 
-impl HostMemory {
+impl HostSpace {
     /// Allocates pinned memory.
     pub(crate) fn pinned(api: &'static Driver, bytes: Bytes) -> Result<Self, CudaError> {
-        Ok(Self { memory: HostPages::Pinned(Pinned::new(api, bytes.0 as usize)?), bytes: bytes.0 })
+        Ok(Self { memory: HostPages::Pinned(PinnedMemory::new(api, bytes.0 as usize)?), bytes: bytes.0 })
     }
 
     /// Allocates memory that is not pinned.

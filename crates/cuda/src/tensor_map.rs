@@ -7,14 +7,23 @@ use cudarc::driver::sys as cu;
 use plimsoll_graph::DType;
 use std::ptr;
 
-/// Describes a row-major matrix, (device address, rows, columns), to be copied in boxes of `height` rows by 128 bytes.
+/// A row-major matrix in device memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeviceMatrix {
+    pub(crate) address: u64,
+    pub(crate) rows: u64,
+    pub(crate) columns: u64,
+    pub(crate) dtype: DType,
+}
+
+/// Describes a matrix that is copied in boxes of `height` rows by 128 bytes.
 pub(crate) fn tensor_map(
     context: &Context,
-    dtype: DType,
-    (address, rows, columns): (u64, u64, u64),
+    matrix: &DeviceMatrix,
     height: u32,
 ) -> Result<cu::CUtensorMap, CudaError> {
     use cu::CUtensorMapDataType_enum as D;
+    let &DeviceMatrix { address, rows, columns, dtype } = matrix;
     let element = match dtype {
         DType::F32 => D::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         DType::Bf16 => D::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -23,8 +32,12 @@ pub(crate) fn tensor_map(
         DType::F8 | DType::I8 | DType::U8 => D::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
     let mut map = cu::CUtensorMap { opaque: [0; 16] };
+    // A box is as wide as the 128-byte swizzle, in elements.
     let width = 128 / dtype.size() as u32;
-    let (extents, stride, boxes, steps) = ([columns, rows], columns * dtype.size(), [width, height], [1, 1]);
+    let extents = [columns, rows];
+    let stride = columns * dtype.size();
+    let boxes = [width, height];
+    let steps = [1, 1];
     // SAFETY: all pointers are to locals whose sizes match the rank of 2; the device address is not dereferenced here.
     let code = unsafe {
         (context.api.cuTensorMapEncodeTiled)(

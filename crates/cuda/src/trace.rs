@@ -3,7 +3,7 @@
 
 use crate::CudaError;
 use crate::api::Driver;
-use crate::event::Event;
+use crate::event::CudaEvent;
 use cudarc::driver::sys as cu;
 use plimsoll_exec::Span;
 use std::cell::{Cell, RefCell};
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 /// The stream of a traced operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Track {
+pub(crate) enum StreamTrack {
     In,
     Compute,
     Out,
 }
 
-impl Track {
+impl StreamTrack {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::In => "in",
@@ -28,7 +28,7 @@ impl Track {
 }
 
 /// The recorder of traced operations and marks.
-pub(crate) struct Trace {
+pub(crate) struct StreamTrace {
     api: &'static Driver,
     on: Cell<bool>,
     /// Name of the op whose kernels are being launched.
@@ -39,14 +39,14 @@ pub(crate) struct Trace {
 /// Events recorded so far and not yet read.
 #[derive(Default)]
 struct Noted {
-    began: Option<Event>,
-    spans: Vec<(Track, String, Event, Event)>,
+    began: Option<CudaEvent>,
+    spans: Vec<(StreamTrack, String, CudaEvent, CudaEvent)>,
     /// Events that can be reused.
-    spare: Vec<Event>,
-    marks: Vec<Event>,
+    spare: Vec<CudaEvent>,
+    marks: Vec<CudaEvent>,
 }
 
-impl Trace {
+impl StreamTrace {
     pub(crate) fn new(api: &'static Driver) -> Self {
         Self { api, on: Cell::new(false), op: Cell::new(""), noted: RefCell::default() }
     }
@@ -62,7 +62,7 @@ impl Trace {
             noted.spare.extend([start, end]);
         }
         if on {
-            let began = Event::timing(self.api)?;
+            let began = CudaEvent::timing(self.api)?;
             began.record(stream)?;
             noted.began = Some(began);
         }
@@ -86,13 +86,13 @@ impl Trace {
             (op, name) if name == op => name,
             (op, name) => format!("{op}: {name}"),
         };
-        self.span(Track::Compute, stream, named, call)
+        self.span(StreamTrack::Compute, stream, named, call)
     }
 
     /// Calls `call`, which enqueues work in `stream`, and traces the time that this work takes.
     pub(crate) fn span(
         &self,
-        track: Track,
+        track: StreamTrack,
         stream: cu::CUstream,
         name: impl FnOnce() -> String,
         call: impl FnOnce() -> Result<(), CudaError>,
@@ -107,9 +107,9 @@ impl Trace {
         Ok(())
     }
 
-    fn point(&self, stream: cu::CUstream) -> Result<Event, CudaError> {
+    fn point(&self, stream: cu::CUstream) -> Result<CudaEvent, CudaError> {
         let spare = self.noted.borrow_mut().spare.pop();
-        let event = spare.map_or_else(|| Event::timing(self.api), Ok)?;
+        let event = spare.map_or_else(|| CudaEvent::timing(self.api), Ok)?;
         event.record(stream)?;
         Ok(event)
     }
@@ -135,7 +135,7 @@ impl Trace {
     pub(crate) fn mark(&self, n: usize, stream: cu::CUstream) -> Result<(), CudaError> {
         let marks = &mut self.noted.borrow_mut().marks;
         while marks.len() <= n {
-            marks.push(Event::timing(self.api)?);
+            marks.push(CudaEvent::timing(self.api)?);
         }
         marks[n].record(stream)
     }

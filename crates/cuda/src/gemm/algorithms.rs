@@ -37,7 +37,7 @@ const INVALID_VALUE: c_int = 7;
 const NOT_SUPPORTED: c_int = 15;
 
 /// Limits on the algorithms that the heuristic proposes.
-pub(super) struct Limits {
+pub(super) struct AlgorithmLimits {
     /// Most bytes of workspace.
     pub(super) workspace: u64,
     /// Mask of reduction schemes for sums that are split along k (cublasLt.h: `cublasLtReductionScheme_t`).
@@ -51,15 +51,20 @@ pub(super) struct Limits {
 impl Descriptors {
     /// Returns the algorithms that the heuristic proposes for the layouts as they are, in its order; none for sizes or
     /// strides that the library does not support.
-    pub(super) fn proposed(&self, limits: &Limits) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
+    pub(super) fn proposed(
+        &self,
+        limits: &AlgorithmLimits,
+    ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
         let Self { handle, operation, layouts: [a, b, d] } = self;
         let preference = Preference::new(self, limits)?;
-        let (mut found, mut count) = ([NOTHING; CANDIDATES], 0);
+        let mut found = [NOTHING; CANDIDATES];
+        let mut count = 0;
         // SAFETY: the descriptors are alive; at most `CANDIDATES` results are written.
         let code = unsafe {
-            let (to, most) = (found.as_mut_ptr().cast(), CANDIDATES as c_int);
-            let ask = handle.api.cublasLtMatmulAlgoGetHeuristic;
-            ask(handle.raw, *operation, *a, *b, *d, *d, preference.raw, most, to, &mut count)
+            let to = found.as_mut_ptr().cast();
+            let limit = CANDIDATES as c_int;
+            let get_heuristic = handle.api.cublasLtMatmulAlgoGetHeuristic;
+            get_heuristic(handle.raw, *operation, *a, *b, *d, *d, preference.raw, limit, to, &mut count)
         };
         match handle.check("cublasLtMatmulAlgoGetHeuristic", code) {
             // No algorithm: odd sizes or strides of 16-bit elements.
@@ -88,12 +93,13 @@ impl Descriptors {
         algorithm: &lt::cublasLtMatmulAlgo_t,
         which: lt::cublasLtMatmulAlgoConfigAttributes_t,
     ) -> Option<u32> {
-        let (mut value, mut written) = (0u32, 0);
+        let mut value = 0u32;
+        let mut written = 0;
         // SAFETY: at most four bytes are written to a local of four bytes.
         let code = unsafe {
-            let (to, get) =
-                (ptr::from_mut(&mut value).cast(), self.handle.api.cublasLtMatmulAlgoConfigGetAttribute);
-            get(algorithm, which, to, size_of::<u32>(), &mut written)
+            let to = ptr::from_mut(&mut value).cast();
+            let get_attribute = self.handle.api.cublasLtMatmulAlgoConfigGetAttribute;
+            get_attribute(algorithm, which, to, size_of::<u32>(), &mut written)
         };
         (code == 0).then_some(value)
     }
@@ -106,7 +112,7 @@ struct Preference<'a> {
 }
 
 impl<'a> Preference<'a> {
-    fn new(descriptors: &'a Descriptors, limits: &Limits) -> Result<Self, CudaError> {
+    fn new(descriptors: &'a Descriptors, limits: &AlgorithmLimits) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulPreferenceAttributes_t as A;
         let mut made = Self { descriptors, raw: ptr::null_mut() };
         // SAFETY: the pointer is to a field of a local.
@@ -131,7 +137,9 @@ impl<'a> Preference<'a> {
         which: lt::cublasLtMatmulPreferenceAttributes_t,
         value: &T,
     ) -> Result<(), CudaError> {
-        let (handle, value, size) = (&self.descriptors.handle, ptr::from_ref(value).cast(), size_of::<T>());
+        let handle = &self.descriptors.handle;
+        let size = size_of::<T>();
+        let value = ptr::from_ref(value).cast();
         // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
         let code = unsafe { (handle.api.cublasLtMatmulPreferenceSetAttribute)(self.raw, which, value, size) };
         handle.check("cublasLtMatmulPreferenceSetAttribute", code)

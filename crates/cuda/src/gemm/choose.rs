@@ -6,16 +6,18 @@
 //!
 //! Candidates are timed on noise, since multiplying zeros draws less power and runs faster.
 
-use super::algorithms::Limits;
+use super::algorithms::AlgorithmLimits;
 use super::description::Description;
-use super::hopper::{TILES, Tile};
+use super::hopper::{TILES, WgmmaTile};
 use super::mma::MMA_TILES;
 use super::normed::{NORMED, Normed};
-use super::{Choice, Choosing, GemmForm, LIBRARY, Operands, table};
+use super::{Choosing, GemmForm, GemmKernel, GemmOperands, LIBRARY, table};
 use crate::CudaError;
 use crate::api::Driver;
+use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, HOPPER, Kernels, Shape};
+use crate::kernel::{Arg, LaunchShape};
+use crate::loaded_kernels::LoadedKernels;
 use cudarc::cublaslt::sys as lt;
 use cudarc::driver::sys as cu;
 use plimsoll_graph::DType;
@@ -58,17 +60,14 @@ impl SumOrder {
             }
             _ if form.norm.is_some() => Self::Wgmma,
             DType::F32 | DType::Bf16 | DType::F16 | DType::I8 | DType::I32 | DType::U8 => {
-                match TILES.iter().any(|tile| tile.suits(context, form)) {
-                    true => Self::Wgmma,
-                    false => Self::Mma,
-                }
+                if TILES.iter().any(|tile| tile.suits(context, form)) { Self::Wgmma } else { Self::Mma }
             }
         }
     }
 }
 
 /// Description of the canonical orders, part of a run's arithmetic; must change whenever any order changes.
-pub(crate) const ORDERS: &str = "products 3 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
+pub(super) const ORDERS: &str = "products 3 (16 bits: wgmma k16 on sm_90 for widths in multiples of 8, else mma.sync k16; f32: \
      fma; e4m3, and tf32 on sm_90 for widths in multiples of 4: cuBLASLt's first algorithm for 16384 rows; other tf32: mma.sync k8)";
 
 /// Rows for which the library is asked for the pinned algorithm, whatever the step's rows.
@@ -91,17 +90,17 @@ const RUNS: usize = 10;
 const ROWS: [u64; 14] = [1, 2, 3, 8, 31, 32, 33, 64, 100, 128, 1000, 4096, 16_384, 65_536];
 
 /// Timing and comparison of the candidates of one matmul, on the operands of a full step, which are overwritten.
-pub(super) struct Trial<'a> {
+pub(super) struct GemmTrial<'a> {
     pub(super) context: &'a Context,
-    pub(super) kernels: &'a mut Kernels,
+    pub(super) kernels: &'a mut LoadedKernels,
     pub(super) description: &'a Description,
     pub(super) form: GemmForm,
-    pub(super) operands: Operands,
+    pub(super) operands: GemmOperands,
 }
 
 /// A kernel or algorithm for a matmul, with its time and its comparison with the canonical kernel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Candidate {
+pub struct GemmCandidate {
     /// Name, as listed by [`crate::CudaDevice::matmul_kernels`] and accepted by [`crate::CudaDevice::with_matmul`].
     pub name: String,
     /// Median time of a full step, in milliseconds.
@@ -116,11 +115,11 @@ pub struct Candidate {
     pub digest: u64,
 }
 
-impl Trial<'_> {
+impl GemmTrial<'_> {
     /// Returns the candidate that `choosing` selects. Fills the operands with NaN afterwards.
-    pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<Choice, CudaError> {
+    pub(super) fn choose(&mut self, choosing: &Choosing) -> Result<GemmKernel, CudaError> {
         let own = self.own()?;
-        if let Choice::Library(_) = own[0] {
+        if let GemmKernel::Library(_) = own[0] {
             self.check_invariant(&own[0])?;
         }
         match choosing {
@@ -133,14 +132,14 @@ impl Trial<'_> {
     /// Prepares the kernels that [`Self::choose`] may run with `choosing`, and runs none.
     pub(super) fn collect(&mut self, choosing: &Choosing) -> Result<(), CudaError> {
         let own = self.own()?;
-        let pinned = matches!(own[0], Choice::Library(_));
+        let pinned = matches!(own[0], GemmKernel::Library(_));
         let timed = *choosing != Choosing::First;
         self.prepare(if timed { &own } else { &own[..1] })?;
         if !pinned && !timed {
             return Ok(());
         }
         self.kernels.prepare(self.context, &self.form.kernel("digest"), 0)?;
-        for (.., dtype) in self.extents() {
+        for OperandExtent { dtype, .. } in self.extents() {
             let of = GemmForm { dtype, ..self.form };
             self.kernels.prepare(self.context, &of.kernel("order_probe"), 0)?;
             if timed {
@@ -152,13 +151,13 @@ impl Trial<'_> {
 
     /// Returns the kernels of the form's canonical order, whose bits are equal by construction; the first is the
     /// default.
-    pub(super) fn own(&self) -> Result<Vec<Choice>, CudaError> {
+    pub(super) fn own(&self) -> Result<Vec<GemmKernel>, CudaError> {
         let form = self.form;
         if form.norm.is_some() {
-            return match Normed::suits(self.context, form) {
-                true => Ok(NORMED.map(Choice::Normed).to_vec()),
-                false => Err(self.without_norms()),
-            };
+            if !Normed::suits(self.context, form) {
+                return Err(self.without_norms());
+            }
+            return Ok(NORMED.map(GemmKernel::Normed).to_vec());
         }
         let order = SumOrder::of(self.context, form);
         if form.by_k && order != SumOrder::Wgmma {
@@ -166,14 +165,14 @@ impl Trial<'_> {
             return Err(CudaError::Unprepared { what: format!("a matmul with w stored by k, {form}") });
         }
         Ok(match order {
-            SumOrder::Wgmma => self.tiles().map(Choice::Hopper).collect(),
-            SumOrder::Mma => MMA_TILES.map(Choice::Mma).to_vec(),
-            SumOrder::Loops => vec![Choice::Own],
+            SumOrder::Wgmma => self.tiles().map(GemmKernel::Hopper).collect(),
+            SumOrder::Mma => MMA_TILES.map(GemmKernel::Mma).to_vec(),
+            SumOrder::Loops => vec![GemmKernel::Own],
             // For widths that cuBLASLt does not support, our kernel is the canonical one, at every number of rows.
             SumOrder::Pinned => match self.pinned()? {
-                Some(algorithm) => vec![Choice::Library(algorithm)],
-                None if form.scaled() => vec![Choice::Own],
-                None => MMA_TILES.map(Choice::Mma).to_vec(),
+                Some(algorithm) => vec![GemmKernel::Library(algorithm)],
+                None if form.scaled() => vec![GemmKernel::Own],
+                None => MMA_TILES.map(GemmKernel::Mma).to_vec(),
             },
         })
     }
@@ -186,7 +185,7 @@ impl Trial<'_> {
 
     /// Finds a choice by name: a tile, cuBLASLt's fastest algorithm ([`LIBRARY`]), or a name written by
     /// [`table::text`]. Falls back to the form's canonical kernel where the named one does not support the form.
-    fn named(&mut self, name: &str, own: &[Choice]) -> Result<Choice, CudaError> {
+    fn named(&mut self, name: &str, own: &[GemmKernel]) -> Result<GemmKernel, CudaError> {
         if name == LIBRARY {
             let candidates = self.algorithms()?;
             self.prepare(&candidates)?;
@@ -197,7 +196,7 @@ impl Trial<'_> {
         }
         // A kernel with a layer norm that was chosen by name is fused at every number of rows.
         if let (Some(_), Some(normed)) = (self.form.norm, Normed::named(name)) {
-            return Ok(Choice::Normed(Normed { few: 0, ..normed }));
+            return Ok(GemmKernel::Normed(Normed { few: 0, ..normed }));
         }
         let tile = own.iter().find(|choice| {
             let text = table::text(choice);
@@ -205,18 +204,18 @@ impl Trial<'_> {
         });
         let rounds_once = matches!(SumOrder::of(self.context, self.form), SumOrder::Wgmma | SumOrder::Mma);
         let by_mma = rounds_once && self.form.norm.is_none() && !self.form.by_k;
-        let other = || {
-            table::parse(name).filter(|choice| match choice {
-                Choice::Library(_) => true,
-                Choice::Mma(_) => by_mma,
-                Choice::Own | Choice::Hopper(_) | Choice::Normed(_) => false,
-            })
-        };
-        Ok(tile.copied().or_else(other).unwrap_or(own[0]))
+        if let Some(tile) = tile {
+            return Ok(*tile);
+        }
+        Ok(match table::parse(name) {
+            Some(choice @ GemmKernel::Library(_)) => choice,
+            Some(choice @ GemmKernel::Mma(_)) if by_mma => choice,
+            _ => own[0],
+        })
     }
 
     /// Returns the fastest candidate that has the canonical bits.
-    fn fastest(&mut self, own: Vec<Choice>) -> Result<Choice, CudaError> {
+    fn fastest(&mut self, own: Vec<GemmKernel>) -> Result<GemmKernel, CudaError> {
         let others = self.others()?;
         if own.len() == 1 && others.is_empty() {
             return Ok(own[0]);
@@ -224,7 +223,8 @@ impl Trial<'_> {
         self.prepare(&own)?;
         self.prepare(&others)?;
         self.noise_all()?;
-        let (own, others) = (self.by_time(&own), self.by_time(&others));
+        let own = self.by_time(&own);
+        let others = self.by_time(&others);
         let &(best, mut chosen) =
             own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
         let mut digests = BTreeMap::new();
@@ -243,29 +243,28 @@ impl Trial<'_> {
     }
 
     /// Times and compares every candidate; returns the fastest that is admitted, and all of them.
-    pub(super) fn survey(&mut self) -> Result<(Choice, Vec<Candidate>), CudaError> {
-        let (own, order) = (self.own()?, SumOrder::of(self.context, self.form));
+    pub(super) fn survey(&mut self) -> Result<(GemmKernel, Vec<GemmCandidate>), CudaError> {
+        let own = self.own()?;
+        let order = SumOrder::of(self.context, self.form);
         // Includes kernels of other orders, to compare the speed of the canonical order with the fastest possible.
-        let mut others = match self.form.gate() || self.form.norm.is_some() {
-            true => vec![],
-            false => self.algorithms()?,
-        };
+        let mut others = if self.form.gate() || self.form.norm.is_some() { vec![] } else { self.algorithms()? };
         if order == SumOrder::Wgmma && self.form.norm.is_none() && !self.form.by_k {
-            others.extend(MMA_TILES.map(Choice::Mma));
+            others.extend(MMA_TILES.map(GemmKernel::Mma));
         }
         if order == SumOrder::Mma {
-            others.push(Choice::Own);
+            others.push(GemmKernel::Own);
         }
         self.prepare(&own)?;
         self.prepare(&others)?;
         self.noise_all()?;
-        let (own, others) = (self.by_time(&own), self.by_time(&others));
+        let own = self.by_time(&own);
+        let others = self.by_time(&others);
         let &(_, canonical) =
             own.first().ok_or_else(|| CudaError::Unprepared { what: self.form.to_string() })?;
         let mut admitted = own.clone();
-        let mut candidates: Vec<Candidate> = own
+        let mut candidates: Vec<GemmCandidate> = own
             .iter()
-            .map(|&(milliseconds, choice)| Candidate {
+            .map(|&(milliseconds, choice)| GemmCandidate {
                 name: table::text(&choice),
                 milliseconds,
                 equal: None,
@@ -273,9 +272,11 @@ impl Trial<'_> {
                 digest: 0,
             })
             .collect();
-        let (mut digests, rows) = (BTreeMap::new(), self.operands.rows);
+        let mut digests = BTreeMap::new();
+        let rows = self.operands.rows;
         for (milliseconds, choice) in others {
-            let (mut modes, mut digest) = ([true; MODES], 0);
+            let mut modes = [true; MODES];
+            let mut digest = 0;
             for (mode, same) in modes.iter_mut().enumerate() {
                 let expected = self.digest_of(&canonical, 0, rows, &[mode])?;
                 let found = self.digest_of(&choice, 0, rows, &[mode])?;
@@ -284,7 +285,7 @@ impl Trial<'_> {
             }
             let equal = modes == [true; MODES] && self.equals(&choice, &canonical, &mut digests)?;
             let name = table::text(&choice);
-            candidates.push(Candidate { name, milliseconds, equal: Some(equal), modes, digest });
+            candidates.push(GemmCandidate { name, milliseconds, equal: Some(equal), modes, digest });
             admitted.extend(equal.then_some((milliseconds, choice)));
         }
         self.poison_all()?;
@@ -294,34 +295,34 @@ impl Trial<'_> {
 
     /// Returns the library's algorithms that may have the canonical bits. The library has no gates or layer norms, and
     /// rounds results to 16 bits before our separate GELU, where the canonical kernels round only after it.
-    fn others(&self) -> Result<Vec<Choice>, CudaError> {
+    fn others(&self) -> Result<Vec<GemmKernel>, CudaError> {
         let form = self.form;
-        let rounded_twice = form.epilogue == Epilogue::Gelu && form.out() != DType::F32;
+        let rounded_twice = form.epilogue == Epilogue::Gelu && form.output_dtype() != DType::F32;
         let pinned = form.dtype == DType::F8;
         let few = self.operands.rows * form.n < MIN_OUTPUTS;
-        match few || form.gate() || form.norm.is_some() || rounded_twice && !pinned {
-            true => Ok(vec![]),
-            false => self.algorithms(),
+        if few || form.gate() || form.norm.is_some() || rounded_twice && !pinned {
+            return Ok(vec![]);
         }
+        self.algorithms()
     }
 
-    fn prepare(&mut self, candidates: &[Choice]) -> Result<(), CudaError> {
+    fn prepare(&mut self, candidates: &[GemmKernel]) -> Result<(), CudaError> {
         candidates
             .iter()
             .try_for_each(|choice| choice.prepare(self.context, self.kernels, self.form, &self.operands))
     }
 
     /// Whether a choice from the table can be used again.
-    pub(super) fn admits(&self, choice: &Choice) -> bool {
+    pub(super) fn admits(&self, choice: &GemmKernel) -> bool {
         match choice {
-            Choice::Own | Choice::Mma(_) => !self.form.by_k,
-            Choice::Hopper(tile) => tile.suits(self.context, self.form),
-            Choice::Normed(_) => Normed::suits(self.context, self.form),
-            Choice::Library(algorithm) => self.admits_algorithm(algorithm, self.operands.rows),
+            GemmKernel::Own | GemmKernel::Mma(_) => !self.form.by_k,
+            GemmKernel::Hopper(tile) => tile.suits(self.context, self.form),
+            GemmKernel::Normed(_) => Normed::suits(self.context, self.form),
+            GemmKernel::Library(algorithm) => self.admits_algorithm(algorithm, self.operands.rows),
         }
     }
 
-    fn tiles(&self) -> impl Iterator<Item = Tile> {
+    fn tiles(&self) -> impl Iterator<Item = WgmmaTile> {
         TILES.into_iter().filter(|tile| tile.suits(self.context, self.form))
     }
 
@@ -330,7 +331,7 @@ impl Trial<'_> {
     }
 
     /// Times the candidates and returns those that ran, the fastest first.
-    fn by_time(&self, candidates: &[Choice]) -> Vec<(f32, Choice)> {
+    fn by_time(&self, candidates: &[GemmKernel]) -> Vec<(f32, GemmKernel)> {
         let timed = candidates.iter().filter_map(|candidate| Some((self.time(candidate).ok()?, *candidate)));
         let mut timed: Vec<_> = timed.collect();
         timed.sort_by(|(a, _), (b, _)| a.total_cmp(b));
@@ -338,39 +339,44 @@ impl Trial<'_> {
     }
 
     /// Whether an algorithm does not split sums along k and runs within our workspace, for the step's rows and for the
-    /// numbers in [`ROWS`] up to `most`.
-    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, most: u64) -> bool {
+    /// numbers in [`ROWS`] up to `max_rows`.
+    fn admits_algorithm(&self, algorithm: &lt::cublasLtMatmulAlgo_t, max_rows: u64) -> bool {
         use lt::cublasLtMatmulAlgoConfigAttributes_t as A;
         // Split counts of 0 and 1 both mean a single sum; the reduction scheme must be 0, none.
-        let config = |which| self.description.descriptors.config(algorithm, which);
-        let whole = config(A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM).is_some_and(|n| n <= 1)
-            && config(A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == Some(0);
-        let mut rows = ROWS.into_iter().filter(|&rows| rows <= most).chain([self.operands.rows]);
-        whole && rows.all(|rows| self.runs(algorithm, rows))
+        let descriptors = &self.description.descriptors;
+        let splits = descriptors.config(algorithm, A::CUBLASLT_ALGO_CONFIG_SPLITK_NUM);
+        let reduction = descriptors.config(algorithm, A::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+        if splits.is_none_or(|splits| splits > 1) || reduction != Some(0) {
+            return false;
+        }
+        let mut rows = ROWS.into_iter().filter(|&rows| rows <= max_rows).chain([self.operands.rows]);
+        rows.all(|rows| self.runs(algorithm, rows))
     }
 
     fn runs(&self, algorithm: &lt::cublasLtMatmulAlgo_t, rows: u64) -> bool {
-        let set = self.description.set_launch(&Operands { rows, ..self.operands });
-        let needed = || self.description.descriptors.workspace_of(algorithm);
-        set.is_ok() && needed().is_some_and(|bytes| bytes <= self.operands.workspace.1)
+        if self.description.set_launch(&GemmOperands { rows, ..self.operands }).is_err() {
+            return false;
+        }
+        let needed = self.description.descriptors.workspace_of(algorithm);
+        needed.is_some_and(|bytes| bytes <= self.operands.workspace.1)
     }
 
     /// Returns the algorithms that the library offers for this step and that may be admitted, in the library's order.
-    fn algorithms(&self) -> Result<Vec<Choice>, CudaError> {
+    fn algorithms(&self) -> Result<Vec<GemmKernel>, CudaError> {
         let rows = self.operands.rows;
         let offered = self.offered(rows, self.operands.workspace.1, rows)?;
-        Ok(offered.into_iter().map(Choice::Library).collect())
+        Ok(offered.into_iter().map(GemmKernel::Library).collect())
     }
 
     /// Returns the library's algorithms for `rows` rows that do not split sums and that run for the numbers in [`ROWS`]
-    /// up to `most`, in the library's order.
+    /// up to `max_rows`, in the library's order.
     fn offered(
         &self,
         rows: u64,
         workspace: u64,
-        most: u64,
+        max_rows: u64,
     ) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, CudaError> {
-        self.description.set_launch(&Operands { rows, ..self.operands })?;
+        self.description.set_launch(&GemmOperands { rows, ..self.operands })?;
         let implementations = match self.form.dtype {
             DType::F32 if self.form.tf32 => !0,
             // All implementations but those on tensor cores (cublasLt.h: bits 1 to 7), which would round f32 operands.
@@ -378,19 +384,20 @@ impl Trial<'_> {
             DType::Bf16 | DType::F16 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => !0,
         };
         // No reduction scheme: sums must not be split along k.
-        let limits = Limits { workspace, reductions: 0, implementations, alignment: 256 };
+        let limits = AlgorithmLimits { workspace, reductions: 0, implementations, alignment: 256 };
         let proposed = self.description.descriptors.proposed(&limits)?;
-        Ok(proposed.into_iter().filter(|found| self.admits_algorithm(found, most)).collect())
+        Ok(proposed.into_iter().filter(|found| self.admits_algorithm(found, max_rows)).collect())
     }
 
-    fn run(&self, candidate: &Choice, operands: &Operands) -> Result<(), CudaError> {
+    fn run(&self, candidate: &GemmKernel, operands: &GemmOperands) -> Result<(), CudaError> {
         candidate.run(self.context, self.kernels, self.description, self.form, operands)
     }
 
     /// Returns the median time of [`RUNS`] runs, in milliseconds.
-    fn time(&self, candidate: &Choice) -> Result<f32, CudaError> {
-        let (context, api) = (self.context, self.context.api);
-        let events: Vec<TimingEvent> = (0..=RUNS).map(|_| TimingEvent::new(api)).collect::<Result<_, _>>()?;
+    fn time(&self, candidate: &GemmKernel) -> Result<f32, CudaError> {
+        let context = self.context;
+        let events: Vec<TimingEvent> =
+            (0..=RUNS).map(|_| TimingEvent::new(context.api)).collect::<Result<_, _>>()?;
         for _ in 0..WARM {
             self.run(candidate, &self.operands)?;
         }
@@ -410,8 +417,8 @@ impl Trial<'_> {
     /// `digests` caches the canonical kernel's digests by group.
     fn equals(
         &mut self,
-        candidate: &Choice,
-        canonical: &Choice,
+        candidate: &GemmKernel,
+        canonical: &GemmKernel,
         digests: &mut BTreeMap<u64, u64>,
     ) -> Result<bool, CudaError> {
         let full = self.operands.rows;
@@ -420,7 +427,8 @@ impl Trial<'_> {
             .chain(ROWS)
             .filter(|&rows| rows > 0 && rows <= full)
             .collect();
-        let (mut compared, mut group) = (0, 0);
+        let mut compared = 0;
+        let mut group = 0;
         let modes: Vec<usize> = (0..MODES).collect();
         while compared < OUTPUTS || group < all.len() as u64 {
             // After each smaller number of rows was compared once, compare full steps, which have the most outputs.
@@ -444,13 +452,14 @@ impl Trial<'_> {
 
     /// Checks that a pinned algorithm gives the first rows the same bits for every total number of rows; an error
     /// otherwise. The attributes of an algorithm do not reveal stream-K schedules, which split the last tiles along k.
-    fn check_invariant(&mut self, pinned: &Choice) -> Result<(), CudaError> {
+    fn check_invariant(&mut self, pinned: &GemmKernel) -> Result<(), CudaError> {
         let full = self.operands.rows;
         self.prepare(&[*pinned])?;
         let fewer = [full / 2, full - 1].into_iter().chain(ROWS).filter(|&rows| rows > 0 && rows < full);
         for rows in fewer {
-            let [whole, part] = [full, rows].map(|given| self.digest_of_first(pinned, 1, given, rows));
-            if whole? != part? {
+            let among_all = self.digest_of_first(pinned, 1, full, rows)?;
+            let among_few = self.digest_of_first(pinned, 1, rows, rows)?;
+            if among_all != among_few {
                 let form = self.form;
                 let what = format!(
                     "the matmul {form}: cuBLASLt's algorithm for it gives rows other bits among {rows} rows than among \
@@ -466,7 +475,13 @@ impl Trial<'_> {
 
     /// Returns a digest of the outputs for `rows` rows on operands of the given kinds; each group has different
     /// operands.
-    fn digest_of(&mut self, choice: &Choice, group: u64, rows: u64, modes: &[usize]) -> Result<u64, CudaError> {
+    fn digest_of(
+        &mut self,
+        choice: &GemmKernel,
+        group: u64,
+        rows: u64,
+        modes: &[usize],
+    ) -> Result<u64, CudaError> {
         let mut digest = 0u64;
         for &mode in modes {
             let seed = group as usize * MODES + mode;
@@ -478,13 +493,14 @@ impl Trial<'_> {
     /// Returns a digest of the outputs of the `first` rows of a matmul with `rows` rows.
     fn digest_of_first(
         &mut self,
-        choice: &Choice,
+        choice: &GemmKernel,
         seed: usize,
         rows: u64,
         first: u64,
     ) -> Result<u64, CudaError> {
-        let (api, stream) = (self.context.api, self.context.stream);
-        let operands = Operands { rows, ..self.operands };
+        let api = self.context.api;
+        let stream = self.context.stream;
+        let operands = GemmOperands { rows, ..self.operands };
         let kernel = self.form.kernel("digest");
         self.kernels.prepare(self.context, &kernel, 0)?;
         self.reveal(&operands, seed)?;
@@ -494,13 +510,9 @@ impl Trial<'_> {
         // SAFETY: the eight bytes lie in the workspace.
         api.check("cuMemsetD8Async", unsafe { (api.cuMemsetD8Async)(sum, 0, size_of::<u64>(), stream) })?;
         let count = first * self.form.n;
-        let shape = Shape::of(count.div_ceil(256).min(4096), 256);
-        self.kernels.call(
-            self.context,
-            &kernel,
-            shape,
-            &[Arg::pointer(operands.y), Arg::long(count), Arg::pointer(sum)],
-        )?;
+        let shape = LaunchShape::of(count.div_ceil(256).min(4096), 256);
+        let args = [Arg::pointer(operands.y), Arg::long(count), Arg::pointer(sum)];
+        self.kernels.call(self.context, &kernel, shape, &args)?;
         let mut found = [0u8; size_of::<u64>()];
         // SAFETY: the eight bytes lie in the workspace, and the streams are synchronised below.
         let code = unsafe { (api.cuMemcpyDtoHAsync_v2)(found.as_mut_ptr().cast(), sum, found.len(), stream) };
@@ -510,16 +522,21 @@ impl Trial<'_> {
     }
 
     /// Fills the operands with numbers whose sums depend on the summation order, and y with NaN.
-    fn reveal(&mut self, operands: &Operands, seed: usize) -> Result<(), CudaError> {
+    fn reveal(&mut self, operands: &GemmOperands, seed: usize) -> Result<(), CudaError> {
         let GemmForm { n, k, by_k, .. } = self.form;
-        self.poison((operands.y, operands.rows * n, self.form.out()))?;
-        for (i, (address, elements, dtype)) in self.extents_of(operands).into_iter().enumerate() {
+        self.poison(OperandExtent {
+            address: operands.y,
+            elements: operands.rows * n,
+            dtype: self.form.output_dtype(),
+        })?;
+        for (i, extent) in self.extents_of(operands).into_iter().enumerate() {
+            let OperandExtent { address, elements, dtype } = extent;
             if address == operands.y && address != operands.residual {
                 continue;
             }
             let kernel = GemmForm { dtype, ..self.form }.kernel("order_probe");
             self.kernels.prepare(self.context, &kernel, 0)?;
-            let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
+            let shape = LaunchShape::of(elements.div_ceil(256).min(8192), 256);
             let (role, columns) = match i {
                 1 if by_k => (3, n),
                 0 | 1 => (i, k),
@@ -532,28 +549,29 @@ impl Trial<'_> {
         Ok(())
     }
 
-    fn extents(&self) -> Vec<Extent> {
+    fn extents(&self) -> Vec<OperandExtent> {
         self.extents_of(&self.operands)
     }
 
     /// Returns the address, number of elements and element type of each operand that the form has, x and w first.
-    fn extents_of(&self, operands: &Operands) -> Vec<Extent> {
-        let (form @ GemmForm { n, k, dtype, .. }, out) = (self.form, self.form.out());
-        let &Operands { x, w, scales, bias, residual, norm, y, rows, .. } = operands;
-        let scales = if form.scaled() { scales } else { (0, 0) };
+    fn extents_of(&self, operands: &GemmOperands) -> Vec<OperandExtent> {
+        let form = self.form;
+        let GemmForm { n, k, dtype, .. } = form;
+        let &GemmOperands { x, w, scales, bias, residual, norm, y, rows, .. } = operands;
+        let (x_scales, w_scales) = if form.scaled() { scales } else { (0, 0) };
         let params = form.norm.unwrap_or(DType::F32);
-        let operands = [
-            (x, rows * k, dtype),
-            (w, form.outputs() * k, dtype),
-            (bias, if form.gate() { 2 * n } else { n }, out),
-            (y, rows * n, out),
-            (residual, rows * n, out),
-            (scales.0, rows, DType::F32),
-            (scales.1, n, DType::F32),
-            (norm.gamma, k, params),
-            (norm.beta, k, params),
+        let extents = [
+            OperandExtent { address: x, elements: rows * k, dtype },
+            OperandExtent { address: w, elements: form.weight_rows() * k, dtype },
+            OperandExtent { address: bias, elements: form.weight_rows(), dtype: form.output_dtype() },
+            OperandExtent { address: y, elements: rows * n, dtype: form.output_dtype() },
+            OperandExtent { address: residual, elements: rows * n, dtype: form.output_dtype() },
+            OperandExtent { address: x_scales, elements: rows, dtype: DType::F32 },
+            OperandExtent { address: w_scales, elements: n, dtype: DType::F32 },
+            OperandExtent { address: norm.gamma, elements: k, dtype: params },
+            OperandExtent { address: norm.beta, elements: k, dtype: params },
         ];
-        operands.into_iter().filter(|(address, ..)| *address != 0).collect()
+        extents.into_iter().filter(|extent| extent.address != 0).collect()
     }
 
     fn noise_all(&mut self) -> Result<(), CudaError> {
@@ -564,25 +582,33 @@ impl Trial<'_> {
         self.extents().into_iter().try_for_each(|extent| self.poison(extent))
     }
 
-    fn noise(&mut self, (address, elements, dtype): Extent, seed: usize) -> Result<(), CudaError> {
+    /// Fills an operand with pseudo-random numbers.
+    fn noise(&mut self, extent: OperandExtent, seed: usize) -> Result<(), CudaError> {
+        let OperandExtent { address, elements, dtype } = extent;
         let kernel = GemmForm { dtype, ..self.form }.kernel("noise");
         self.kernels.prepare(self.context, &kernel, 0)?;
-        let shape = Shape::of(elements.div_ceil(256).min(8192), 256);
+        let shape = LaunchShape::of(elements.div_ceil(256).min(8192), 256);
         let args = [Arg::pointer(address), Arg::long(elements), Arg::int(seed)];
         self.kernels.call(self.context, &kernel, shape, &args)
     }
 
     /// Fills an operand with NaN, as the executor fills memory that has not been written.
-    fn poison(&self, (address, elements, dtype): Extent) -> Result<(), CudaError> {
-        let (api, bytes) = (self.context.api, (elements * dtype.size()) as usize);
+    fn poison(&self, extent: OperandExtent) -> Result<(), CudaError> {
+        let api = self.context.api;
+        let bytes = (extent.elements * extent.dtype.size()) as usize;
         // SAFETY: the range is one of the operands.
-        let code = unsafe { (api.cuMemsetD8Async)(address, 0xFF, bytes, self.context.stream) };
+        let code = unsafe { (api.cuMemsetD8Async)(extent.address, 0xFF, bytes, self.context.stream) };
         api.check("cuMemsetD8Async", code)
     }
 }
 
-/// (address, number of elements, element type).
-type Extent = (u64, u64, DType);
+/// The memory of an operand.
+#[derive(Clone, Copy)]
+struct OperandExtent {
+    address: u64,
+    elements: u64,
+    dtype: DType,
+}
 
 /// A timing event.
 struct TimingEvent {

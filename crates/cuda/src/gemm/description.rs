@@ -5,7 +5,7 @@
 //! (N, K) x^T (K, R)`, where W is stored as (K, N) and hence passed as transposed. Quantized operands have a scale for
 //! each row of W and each column of x^T: "outer vectors" (cublasLt.h), by which its Hopper kernels multiply the sums.
 
-use super::{GemmForm, Operands};
+use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::api::CublasLt;
 use cudarc::cublaslt::sys as lt;
@@ -80,7 +80,7 @@ const FAST_TERMS: u64 = 4096;
 pub(super) const TRANSPOSED: i32 = 1;
 
 /// A column-major matrix as stored: (element type, rows, columns); rows are also its leading dimension.
-pub(super) type Stored = (DType, u64, u64);
+pub(super) type StoredMatrix = (DType, u64, u64);
 
 /// cuBLASLt descriptors of a matmul `d = a b + beta c`: the operation, and the layouts of a, of b, and of c and d, which
 /// have one. Descriptors not created yet are null.
@@ -96,12 +96,13 @@ unsafe impl Send for Descriptors {}
 impl Descriptors {
     /// Creates descriptors of untransposed matrices a, b and d with f32 sums. 16-bit operands are summed in f32. Rounding
     /// f32 to TF32 is a compute type of its own, so f32 is never rounded silently.
-    pub(super) fn new(handle: Arc<Handle>, tf32: bool, matrices: [Stored; 3]) -> Result<Self, CudaError> {
+    pub(super) fn new(handle: Arc<Handle>, tf32: bool, matrices: [StoredMatrix; 3]) -> Result<Self, CudaError> {
         let api = handle.api;
         let mut made = Self { handle, operation: ptr::null_mut(), layouts: [ptr::null_mut(); 3] };
-        let compute = match tf32 {
-            true => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => lt::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+        let compute = if tf32 {
+            lt::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            lt::cublasComputeType_t::CUBLAS_COMPUTE_32F
         };
         let scale = lt::cudaDataType_t::CUDA_R_32F;
         // SAFETY: all pointers are to fields of a local, whose drop destroys what was created before a failure.
@@ -122,7 +123,8 @@ impl Descriptors {
         attribute: lt::cublasLtMatmulDescAttributes_t,
         value: &T,
     ) -> Result<(), CudaError> {
-        let (value, size) = (ptr::from_ref(value).cast(), size_of::<T>());
+        let size = size_of::<T>();
+        let value = ptr::from_ref(value).cast();
         // SAFETY: the value has the size passed; the library rejects a size that is not the attribute's.
         let code =
             unsafe { (self.handle.api.cublasLtMatmulDescSetAttribute)(self.operation, attribute, value, size) };
@@ -132,7 +134,8 @@ impl Descriptors {
     /// Sets the number of columns of the stored matrices of these indices in `layouts`.
     pub(super) fn set_columns(&self, of: [usize; 2], columns: u64) -> Result<(), CudaError> {
         let attribute = lt::cublasLtMatrixLayoutAttribute_t::CUBLASLT_MATRIX_LAYOUT_COLS;
-        let (api, value) = (self.handle.api, ptr::from_ref(&columns).cast());
+        let api = self.handle.api;
+        let value = ptr::from_ref(&columns).cast();
         for layout in of.map(|i| self.layouts[i]) {
             // SAFETY: the attribute is a u64, and `columns` outlives the call.
             let code =
@@ -153,26 +156,25 @@ impl Descriptors {
         stream: cu::CUstream,
     ) -> Result<(), CudaError> {
         let [of_a, of_b, of_d] = self.layouts;
-        let card = |address: u64| address as *const c_void;
-        let host = |number: &f32| ptr::from_ref(number).cast::<c_void>();
+        let alpha = 1.0f32;
         // SAFETY: the addresses are device memory of the sizes in the layouts; everything else is owned and outlives
         // the call.
         let code = unsafe {
             (self.handle.api.cublasLtMatmul)(
                 self.handle.raw,
                 self.operation,
-                host(&1.0),
-                card(a),
+                ptr::from_ref(&alpha).cast(),
+                device_pointer(a),
                 of_a,
-                card(b),
+                device_pointer(b),
                 of_b,
-                host(&beta),
-                card(c),
+                ptr::from_ref(&beta).cast(),
+                device_pointer(c),
                 of_d,
-                card(d).cast_mut(),
+                device_pointer(d).cast_mut(),
                 of_d,
                 algorithm,
-                card(scratch).cast_mut(),
+                device_pointer(scratch).cast_mut(),
                 bytes as usize,
                 stream,
             )
@@ -209,7 +211,7 @@ impl Description {
         let GemmForm { n, k, bias, dtype, tf32, by_k, .. } = form;
         // The library sees a row-major w (N, K) as (K, N), which it transposes, and one that is stored by k as (N, K).
         let w = if by_k { (dtype, n, k) } else { (dtype, k, n) };
-        let descriptors = Descriptors::new(handle, tf32, [w, (dtype, k, 1), (form.out(), n, 1)])?;
+        let descriptors = Descriptors::new(handle, tf32, [w, (dtype, k, 1), (form.output_dtype(), n, 1)])?;
         if !by_k {
             descriptors.set(A::CUBLASLT_MATMUL_DESC_TRANSA, &TRANSPOSED)?;
         }
@@ -226,32 +228,37 @@ impl Description {
 
     /// Sets the number of rows and the addresses that differ between launches. The bias has the element type of y,
     /// which is the library's default.
-    pub(super) fn set_launch(&self, operands: &Operands) -> Result<(), CudaError> {
+    pub(super) fn set_launch(&self, operands: &GemmOperands) -> Result<(), CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
-        let &Operands { scales, bias, rows, .. } = operands;
+        let &GemmOperands { scales, bias, rows, .. } = operands;
         self.descriptors.set_columns([1, 2], rows)?;
         if self.form.scaled() {
             self.descriptors.set(A::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales.1)?;
             self.descriptors.set(A::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales.0)?;
         }
-        match self.form.bias {
-            true => self.descriptors.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias),
-            false => Ok(()),
+        if self.form.bias {
+            self.descriptors.set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
+        Ok(())
     }
 
     /// Enqueues the matmul in the stream.
     pub(super) fn run(
         &self,
         algorithm: &lt::cublasLtMatmulAlgo_t,
-        operands: &Operands,
+        operands: &GemmOperands,
         stream: cu::CUstream,
     ) -> Result<(), CudaError> {
-        let &Operands { x, w, residual, y, workspace, .. } = operands;
+        let &GemmOperands { x, w, residual, y, workspace, .. } = operands;
         self.set_launch(operands)?;
         let (beta, c) = if self.form.residual() { (1.0, residual) } else { (0.0, y) };
         self.descriptors.enqueue(algorithm, [w, x, c, y], beta, workspace, stream)
     }
+}
+
+/// A device address as the library takes it.
+fn device_pointer(address: u64) -> *const c_void {
+    address as *const c_void
 }
 
 /// Returns cuBLASLt's constant for an element type; only floating-point types are passed to it.

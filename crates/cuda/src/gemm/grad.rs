@@ -3,10 +3,11 @@
 //! by the number of rows; so the same operands have the same bits in every run.
 
 use super::description::{Descriptors, Handle, TRANSPOSED};
-use super::{Gemm, GemmForm, MmaTile, Operands, algorithms::Limits, mma, own};
+use super::{Gemm, GemmForm, GemmOperands, MmaTile, algorithms::AlgorithmLimits, loop_matmul, mma};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{Kernel, Kernels};
+use crate::kernel::{Kernel, KernelLaunch};
+use crate::loaded_kernels::LoadedKernels;
 use cudarc::cublaslt::sys as lt;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
@@ -82,13 +83,13 @@ const IN_WORKSPACE: u32 = 2;
 const ALIGNMENT: u32 = 16;
 
 /// The descriptors of a form, with the pinned algorithm for fewer rows than [`MANY`], and that for others.
-pub(super) struct Pinned {
+pub(super) struct PinnedAlgorithms {
     descriptors: Descriptors,
     few: lt::cublasLtMatmulAlgo_t,
     many: lt::cublasLtMatmulAlgo_t,
 }
 
-impl Pinned {
+impl PinnedAlgorithms {
     /// Asks the library for the algorithms of a form.
     fn new(handle: Arc<Handle>, form: &ProductForm) -> Result<Self, CudaError> {
         use lt::cublasLtMatmulDescAttributes_t as A;
@@ -108,23 +109,32 @@ impl Pinned {
                 made
             }
         };
-        let first = |asked: u64, many: bool| {
-            set_rows(&descriptors, product, asked)?;
-            let limits = Limits {
-                workspace: WORKSPACE,
-                reductions: IN_WORKSPACE,
-                implementations: !0,
-                alignment: ALIGNMENT,
-            };
-            let proposed = descriptors.proposed(&limits)?;
-            let found = proposed.into_iter().find(|algorithm| supports(&descriptors, product, algorithm, many));
-            found.ok_or_else(|| CudaError::Unprepared {
-                what: format!("the matmul {form}: cuBLASLt has no deterministic algorithm for {asked} rows"),
-            })
-        };
-        let (few, many) = (first(FEW_ROWS, false)?, first(rows.clamp(MANY, MANY_ROWS), true)?);
+        let few = first_algorithm(&descriptors, form, FEW_ROWS, false)?;
+        let many = first_algorithm(&descriptors, form, rows.clamp(MANY, MANY_ROWS), true)?;
         Ok(Self { descriptors, few, many })
     }
+}
+
+/// Returns the first algorithm that the library proposes for `asked` rows and that supports the form, for numbers of rows
+/// that are `many`, or for few.
+fn first_algorithm(
+    descriptors: &Descriptors,
+    form: &ProductForm,
+    asked: u64,
+    many: bool,
+) -> Result<lt::cublasLtMatmulAlgo_t, CudaError> {
+    set_rows(descriptors, form.product, asked)?;
+    let limits = AlgorithmLimits {
+        workspace: WORKSPACE,
+        reductions: IN_WORKSPACE,
+        implementations: !0,
+        alignment: ALIGNMENT,
+    };
+    let proposed = descriptors.proposed(&limits)?;
+    let found = proposed.into_iter().find(|algorithm| supports(descriptors, form.product, algorithm, many));
+    found.ok_or_else(|| CudaError::Unprepared {
+        what: format!("the matmul {form}: cuBLASLt has no deterministic algorithm for {asked} rows"),
+    })
 }
 
 /// Sets the number of rows: the columns of the stored x and y, or of x and d.
@@ -153,7 +163,7 @@ impl Gemm {
     /// Pins the algorithms of a form, unless that was done before.
     pub(crate) fn prepare_product(&mut self, form: ProductForm) -> Result<(), CudaError> {
         if !self.products.contains_key(&form) {
-            self.products.insert(form, Pinned::new(Arc::clone(&self.handle), &form)?);
+            self.products.insert(form, PinnedAlgorithms::new(Arc::clone(&self.handle), &form)?);
         }
         Ok(())
     }
@@ -165,8 +175,9 @@ impl Gemm {
         form: ProductForm,
         operands: &ProductOperands,
     ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
-        let Pinned { descriptors, few, many } = self.products.get(&form).ok_or_else(unprepared)?;
+        let Some(PinnedAlgorithms { descriptors, few, many }) = self.products.get(&form) else {
+            return Err(CudaError::Unprepared { what: format!("the matmul {form}") });
+        };
         let &ProductOperands { x, y, d, rows, accumulate, workspace } = operands;
         set_rows(descriptors, form.product, rows)?;
         let algorithm = if rows < MANY { few } else { many };
@@ -200,11 +211,20 @@ impl OwnProduct {
         GemmForm { tf32: self.tf32, epilogue, ..GemmForm::new(self.n, self.k, self.dtype) }
     }
 
-    fn operands(&self) -> Operands {
+    fn operands(&self) -> GemmOperands {
         let &Self { x, w, y, rows, accumulate, .. } = self;
         let residual = if accumulate { y } else { 0 };
-        let (scales, norm, workspace) = ((0, 0), super::Norm::default(), (0, 0));
-        Operands { x, w, scales, bias: 0, residual, norm, y, rows, workspace }
+        GemmOperands {
+            x,
+            w,
+            scales: (0, 0),
+            bias: 0,
+            residual,
+            norm: super::NormParameters::default(),
+            y,
+            rows,
+            workspace: (0, 0),
+        }
     }
 
     /// Whether the product is computed by plain loops; otherwise on tensor cores.
@@ -219,10 +239,11 @@ impl OwnProduct {
     }
 
     /// Compiles the kernels, whatever the rows.
-    pub(crate) fn prepare(&self, context: &Context, kernels: &mut Kernels) -> Result<(), CudaError> {
+    pub(crate) fn prepare(&self, context: &Context, kernels: &mut LoadedKernels) -> Result<(), CudaError> {
         for accumulate in [false, true] {
             if self.by_loops() {
-                kernels.prepare(context, &own(self.form(accumulate), &self.operands()).0, 0)?;
+                let matmul = loop_matmul(self.form(accumulate), &self.operands());
+                kernels.prepare(context, &matmul.kernel, 0)?;
             } else {
                 for tile in &mma::MMA_TILES[..2] {
                     let kernel = tile.kernel(self.form(accumulate), DType::F32);
@@ -233,10 +254,11 @@ impl OwnProduct {
         Ok(())
     }
 
-    pub(crate) fn run(&self, context: &Context, kernels: &Kernels) -> Result<(), CudaError> {
-        let (form, operands) = (self.form(self.accumulate), self.operands());
+    pub(crate) fn run(&self, context: &Context, kernels: &LoadedKernels) -> Result<(), CudaError> {
+        let form = self.form(self.accumulate);
+        let operands = self.operands();
         if self.by_loops() {
-            let (kernel, shape, args) = own(form, &operands);
+            let KernelLaunch { kernel, shape, args } = loop_matmul(form, &operands);
             return kernels.call(context, &kernel, shape, &args);
         }
         self.tile().run(context, kernels, form, DType::F32, &operands)
@@ -250,8 +272,9 @@ pub(super) fn every_kernel() -> Vec<Kernel> {
         let tf32 = dtype == DType::F32;
         let product = OwnProduct { dtype, tf32, x: 0, w: 0, y: 0, rows: 1, n: 33, k, accumulate: false };
         for accumulate in [false, true] {
-            let kernel = |tile: &MmaTile| tile.kernel(product.form(accumulate), DType::F32);
-            kernels.extend(mma::MMA_TILES[..2].iter().map(kernel));
+            for tile in &mma::MMA_TILES[..2] {
+                kernels.push(tile.kernel(product.form(accumulate), DType::F32));
+            }
         }
     }
     kernels

@@ -2,17 +2,30 @@
 //! the terms of an element in the same order, so tiles differ in speed only, and a row's bits depend on the row and
 //! the form alone.
 
-use super::{GemmForm, Operands};
+use super::{GemmForm, GemmOperands};
 use crate::CudaError;
+use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape};
-use crate::tensor_map::tensor_map;
+use crate::kernel::{Kernel, KernelFile, LaunchShape, WithMaps, int, kernel_arguments};
+use crate::loaded_kernels::LoadedKernels;
+use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 
+kernel_arguments! {
+    /// Arguments of `wgmma` (wgmma.cu) beside its tensor maps.
+    struct WgmmaArgs {
+        bias: u64,
+        rows: i32,
+        n: i32,
+        k: i32,
+    }
+    size 24, last 16
+}
+
 /// A tile shape of the kernel: the part of y that a block computes at a time, and how its warpgroups divide it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Tile {
+pub(crate) struct WgmmaTile {
     /// Name in the table of choices.
     pub(super) name: &'static str,
     /// Columns of a block's tile (BN).
@@ -32,16 +45,16 @@ pub(crate) struct Tile {
 }
 
 /// The tiles that are timed; the first is the default without timing.
-pub(super) const TILES: [Tile; 5] = [
-    Tile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
-    Tile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
-    Tile { name: "256x128", columns: 128, atoms: 2, turns: false, cluster: 2, stages: 4, group: 4 },
-    Tile { name: "128x128-turns", columns: 128, atoms: 2, turns: true, cluster: 2, stages: 5, group: 8 },
-    Tile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
+pub(super) const TILES: [WgmmaTile; 5] = [
+    WgmmaTile { name: "128x192-turns", columns: 192, atoms: 2, turns: true, cluster: 2, stages: 4, group: 8 },
+    WgmmaTile { name: "128x256", columns: 256, atoms: 1, turns: false, cluster: 2, stages: 4, group: 8 },
+    WgmmaTile { name: "256x128", columns: 128, atoms: 2, turns: false, cluster: 2, stages: 4, group: 4 },
+    WgmmaTile { name: "128x128-turns", columns: 128, atoms: 2, turns: true, cluster: 2, stages: 5, group: 8 },
+    WgmmaTile { name: "128x128-alone", columns: 128, atoms: 2, turns: true, cluster: 1, stages: 5, group: 16 },
 ];
 
 /// The tile for few rows.
-pub(super) const FEW: Tile = TILES[4];
+pub(super) const FEW: WgmmaTile = TILES[4];
 
 /// Columns of k of a stage.
 const DEPTH: u32 = 64;
@@ -54,7 +67,7 @@ const BUFFERS: u32 = 8 * 2 * PIECE * WARP_ROWS * 2;
 /// Threads of a block: two consumer warpgroups and one that loads.
 const THREADS: u32 = 384;
 
-impl Tile {
+impl WgmmaTile {
     /// Looks up a tile by its name in the table of choices.
     pub(super) fn named(name: &str) -> Option<Self> {
         TILES.into_iter().find(|tile| tile.name == name)
@@ -67,15 +80,15 @@ impl Tile {
             DType::Bf16 | DType::F16 => true,
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
         };
-        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
-        let kept = match form.epilogue {
+        let aligned = form.n.is_multiple_of(8) && form.k.is_multiple_of(8);
+        let fused = match form.epilogue {
             Epilogue::None | Epilogue::Gelu => true,
             Epilogue::Residual => self.has_residual(),
             Epilogue::Gate => self.has_gate() && !form.bias,
             Epilogue::SiluGate => false,
         };
         let stored = !form.by_k || form.epilogue == Epilogue::None && form.norm.is_none();
-        context.card.capability == HOPPER && narrow && whole && kept && stored
+        context.card.capability == HOPPER && narrow && aligned && fused && stored
     }
 
     /// Whether the tile can compute a gate: a pair of blocks exchanges the gate and the gated halves, and both must
@@ -113,7 +126,7 @@ impl Tile {
             // Launches refuse gates with SiLU.
             Epilogue::Gate | Epilogue::SiluGate => 3,
         };
-        let kernel = Kernel::new(File::Wgmma, "wgmma", form.dtype)
+        let kernel = Kernel::new(KernelFile::Wgmma, "wgmma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BN", i64::from(self.columns))
             .with("MA", i64::from(self.atoms))
@@ -128,49 +141,59 @@ impl Tile {
     pub(super) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         let GemmForm { n, k, dtype, .. } = form;
-        let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+        let &GemmOperands { x, w, bias, residual, y, rows, .. } = operands;
         // The kernel does not read a missing residual, but its tensor map must be valid.
         let r = if residual == 0 { y } else { residual };
-        let matrix =
-            |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
+        let x = DeviceMatrix { address: x, rows, columns: k, dtype };
+        let (w, w_height) = if form.by_k {
+            (DeviceMatrix { address: w, rows: k, columns: n, dtype }, DEPTH / self.cluster)
+        } else {
+            (
+                DeviceMatrix { address: w, rows: form.weight_rows(), columns: k, dtype },
+                self.columns / self.cluster,
+            )
+        };
+        let y = DeviceMatrix { address: y, rows, columns: n, dtype };
         let maps = [
-            matrix(x, rows, k, self.rows())?,
-            match form.by_k {
-                true => matrix(w, k, n, DEPTH / self.cluster)?,
-                false => matrix(w, form.outputs(), k, self.columns / self.cluster)?,
-            },
-            matrix(y, rows, n, WARP_ROWS)?,
-            matrix(r, rows, n, self.rows())?,
+            tensor_map(context, &x, self.rows())?,
+            tensor_map(context, &w, w_height)?,
+            tensor_map(context, &y, WARP_ROWS)?,
+            tensor_map(context, &DeviceMatrix { address: r, ..y }, self.rows())?,
         ];
-        let args = [Arg::pointer(bias), Arg::int(rows), Arg::int(n), Arg::int(k)];
+        let args = WgmmaArgs { bias, rows: int(rows), n: int(n), k: int(k) };
         // Persistent clusters: at most one block per multiprocessor, each of which loops over tiles.
         let columns = n.div_ceil(u64::from(self.outputs(form)));
         let tiles = rows.div_ceil(u64::from(self.rows() * self.cluster)) * columns;
         let clusters = tiles.min(u64::from(context.card.multiprocessors / self.cluster));
         let blocks = clusters * u64::from(self.cluster);
-        let shape = Shape { shared: self.shared(), ..Shape::of(blocks, THREADS) };
-        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &maps, &args)
+        let shape = LaunchShape { shared: self.shared(), ..LaunchShape::of(blocks, THREADS) };
+        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { maps, args })
     }
 }
 
 /// Returns a sample of the kernel's forms.
 pub(super) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype, epilogue| GemmForm { bias: true, epilogue, ..GemmForm::new(2560, 2560, dtype) };
+    let bf16 = GemmForm { bias: true, ..GemmForm::new(2560, 2560, DType::Bf16) };
+    let f16 = GemmForm { bias: true, ..GemmForm::new(2560, 2560, DType::F16) };
     let by_k = GemmForm { by_k: true, ..GemmForm::new(2560, 2560, DType::Bf16) };
-    let [none, gelu, residual, gate] =
-        [Epilogue::None, Epilogue::Gelu, Epilogue::Residual, Epilogue::Gate].map(|e| form(DType::Bf16, e));
-    let of = |tile: Tile| {
-        let all = [none, gelu, form(DType::F16, Epilogue::None), by_k].into_iter();
-        let residual = tile.has_residual().then_some(residual);
-        let gate = tile.has_gate().then_some(gate);
-        all.chain(residual).chain(gate).map(|form| tile.kernel(form)).collect::<Vec<_>>()
-    };
-    TILES.into_iter().flat_map(of).collect()
+    let mut kernels = vec![];
+    for tile in TILES {
+        kernels.extend(
+            [bf16, GemmForm { epilogue: Epilogue::Gelu, ..bf16 }, f16, by_k].map(|form| tile.kernel(form)),
+        );
+        if tile.has_residual() {
+            kernels.push(tile.kernel(GemmForm { epilogue: Epilogue::Residual, ..bf16 }));
+        }
+        if tile.has_gate() {
+            kernels.push(tile.kernel(GemmForm { epilogue: Epilogue::Gate, ..bf16 }));
+        }
+    }
+    kernels
 }
 
 #[cfg(test)]
@@ -180,7 +203,7 @@ mod tests {
     #[test]
     fn tiles_fit_into_a_multiprocessor_and_have_names_of_their_own() {
         for tile in TILES {
-            assert_eq!(Tile::named(tile.name), Some(tile));
+            assert_eq!(WgmmaTile::named(tile.name), Some(tile));
             assert!(tile.shared() <= 227 << 10, "{tile:?} takes {} bytes", tile.shared());
             // A TMA box has at most 256 rows, and each block's share of w must start at a multiple of 8 rows, a whole
             // swizzle.

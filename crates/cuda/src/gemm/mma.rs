@@ -2,12 +2,28 @@
 //! columns. Invariant: every tile sums the terms of an element in the same order, so tiles differ in speed only, and
 //! the bits of a row depend on the row and the form alone.
 
-use super::{GemmForm, Operands};
+use super::{GemmForm, GemmOperands};
 use crate::CudaError;
 use crate::context::Context;
-use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
+use crate::kernel::{Kernel, KernelFile, LaunchShape, int, kernel_arguments};
+use crate::loaded_kernels::LoadedKernels;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
+
+kernel_arguments! {
+    /// Arguments of `mma` (mma.cu).
+    struct MmaArgs {
+        x: u64,
+        w: u64,
+        bias: u64,
+        residual: u64,
+        y: u64,
+        rows: i32,
+        n: i32,
+        k: i32,
+    }
+    size 56, last 48
+}
 
 /// A tile shape of the kernel: the part of y that a block computes, and the number of warps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +69,7 @@ impl MmaTile {
         };
         // Matrices start at multiples of 256 bytes, so the alignment of rows is the alignment of their length.
         let align = [16, 4, 2].into_iter().find(|&align| (form.k * form.dtype.size()).is_multiple_of(align));
-        let kernel = Kernel::new(File::Mma, "mma", form.dtype)
+        let kernel = Kernel::new(KernelFile::Mma, "mma", form.dtype)
             .with("EPILOGUE", epilogue)
             .with("BM", i64::from(self.rows))
             .with("BN", i64::from(self.columns))
@@ -68,18 +84,18 @@ impl MmaTile {
     pub(super) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
         out: DType,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
-        let &Operands { x, w, bias, residual, y, rows, .. } = operands;
+        let &GemmOperands { x, w, bias, residual, y, rows, .. } = operands;
         let columns = u64::from(if form.gate() { self.columns / 2 } else { self.columns });
         let blocks = rows.div_ceil(u64::from(self.rows)) * form.n.div_ceil(columns);
-        let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
-        let args = [x, w, bias, residual, y, Arg::int(rows), Arg::int(form.n), Arg::int(form.k)];
-        let shape = Shape { shared: self.shared(), ..Shape::of(blocks, 32 * self.warps.0 * self.warps.1) };
-        kernels.call_with(context, &self.kernel(form, out), || form.to_string(), shape, &[], &args)
+        let args = MmaArgs { x, w, bias, residual, y, rows: int(rows), n: int(form.n), k: int(form.k) };
+        let shape =
+            LaunchShape { shared: self.shared(), ..LaunchShape::of(blocks, 32 * self.warps.0 * self.warps.1) };
+        kernels.call_as(context, &self.kernel(form, out), || form.to_string(), shape, &args)
     }
 }
 

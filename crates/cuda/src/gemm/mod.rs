@@ -12,16 +12,16 @@ mod mma;
 mod normed;
 mod table;
 
-use crate::api::CublasLt;
 use crate::context::{Card, Context};
-use crate::kernel::{Arg, File, Kernel, Kernels, Shape};
-use crate::launch::gelu_in_place;
+use crate::kernel::{Arg, Kernel, KernelFile, KernelLaunch, LaunchShape, int, kernel_arguments};
+use crate::loaded_kernels::LoadedKernels;
+use crate::row_kernels::gelu_in_place;
 use crate::{CudaError, Libraries};
-use choose::Trial;
+use choose::GemmTrial;
 use cudarc::cublaslt::sys as lt;
 use description::{Description, Handle};
-use grad::Pinned;
-use hopper::Tile;
+use grad::PinnedAlgorithms;
+use hopper::WgmmaTile;
 use mma::MmaTile;
 use normed::Normed;
 use plimsoll_graph::DType;
@@ -29,10 +29,9 @@ use plimsoll_graph::ops::Epilogue;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
-use table::Table;
+use table::ChoiceTable;
 
-pub use choose::Candidate;
-pub(crate) use choose::ORDERS;
+pub use choose::GemmCandidate;
 pub(crate) use grad::{MANY_ROWS, OwnProduct, Product, ProductForm, ProductOperands};
 pub(crate) use normed::WIDEST;
 
@@ -60,8 +59,7 @@ pub(crate) struct GemmForm {
 impl GemmForm {
     /// Creates the form of a plain matmul.
     pub(crate) const fn new(n: u64, k: u64, dtype: DType) -> Self {
-        let (tf32, bias, epilogue, norm, by_k) = (false, false, Epilogue::None, None, false);
-        Self { n, k, dtype, tf32, bias, epilogue, norm, by_k }
+        Self { n, k, dtype, tf32: false, bias: false, epilogue: Epilogue::None, norm: None, by_k: false }
     }
 
     fn residual(&self) -> bool {
@@ -72,7 +70,7 @@ impl GemmForm {
     }
 
     /// Element type of y, the bias and the residual.
-    pub(crate) fn out(&self) -> DType {
+    pub(crate) fn output_dtype(&self) -> DType {
         match self.dtype {
             DType::F8 => DType::Bf16,
             DType::F32 | DType::Bf16 | DType::F16 | DType::I8 | DType::I32 | DType::U8 => self.dtype,
@@ -85,7 +83,7 @@ impl GemmForm {
     }
 
     /// Rows of w: a gate computes each column of y from two outputs.
-    pub(crate) fn outputs(&self) -> u64 {
+    pub(crate) fn weight_rows(&self) -> u64 {
         if self.gate() { 2 * self.n } else { self.n }
     }
 
@@ -96,7 +94,7 @@ impl GemmForm {
 
     /// Returns the kernel of `matmul.cu` with the given entry, compiled for this form's element types.
     fn kernel(&self, entry: &'static str) -> Kernel {
-        let kernel = Kernel::new(File::Matmul, entry, self.out());
+        let kernel = Kernel::new(KernelFile::Matmul, entry, self.output_dtype());
         let kernel = if self.scaled() { kernel.quantized() } else { kernel };
         if self.gate() && entry == "matmul" { kernel.with("GATE", 1) } else { kernel }
     }
@@ -122,7 +120,7 @@ impl fmt::Display for GemmForm {
 
 /// Device addresses of a matmul's operands; 0 for operands that the form does not have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operands {
+pub(crate) struct GemmOperands {
     /// (R, K)
     pub(crate) x: u64,
     /// (N, K), or (K, N) if the form is `by_k`
@@ -134,7 +132,7 @@ pub(crate) struct Operands {
     /// (R, N), may be the same address as `y`.
     pub(crate) residual: u64,
     /// Parameters of the layer norm in front.
-    pub(crate) norm: Norm,
+    pub(crate) norm: NormParameters,
     /// (R, N)
     pub(crate) y: u64,
     /// R, the number of rows.
@@ -145,7 +143,7 @@ pub(crate) struct Operands {
 
 /// Parameters of a layer norm: gamma (K), beta (K), and the epsilon that is added to variances.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Norm {
+pub(crate) struct NormParameters {
     pub(crate) gamma: u64,
     pub(crate) beta: u64,
     pub(crate) eps: f32,
@@ -153,7 +151,7 @@ pub(crate) struct Norm {
 
 /// The kernel that computes a matmul.
 #[derive(Clone, Copy, Debug)]
-enum Choice {
+enum GemmKernel {
     /// Our kernel of fused multiply-adds on CUDA cores, the canonical order of f32; GELU is a separate pass.
     Own,
     /// An algorithm of cuBLASLt; GELU is a separate pass.
@@ -161,7 +159,7 @@ enum Choice {
     /// Our `mma.sync` kernel, with a fused epilogue.
     Mma(MmaTile),
     /// Our wgmma kernel on Hopper, with a fused epilogue.
-    Hopper(Tile),
+    Hopper(WgmmaTile),
     /// Our wgmma kernel on Hopper with a layer norm in front.
     Normed(Normed),
 }
@@ -186,23 +184,29 @@ pub(crate) enum Choosing {
 /// The matmuls of one GPU, with the kernel chosen for each form.
 pub(crate) struct Gemm {
     handle: Arc<Handle>,
-    table: Table,
+    table: ChoiceTable,
     choosing: Choosing,
-    matmuls: HashMap<GemmForm, (Description, Choice)>,
-    products: HashMap<ProductForm, Pinned>,
-    /// Forms whose kernels were collected ([`Kernels::collect`]).
+    matmuls: HashMap<GemmForm, (Description, GemmKernel)>,
+    products: HashMap<ProductForm, PinnedAlgorithms>,
+    /// Forms whose kernels were collected ([`LoadedKernels::collect`]).
     collected: HashSet<GemmForm>,
-    candidates: Vec<Candidate>,
+    candidates: Vec<GemmCandidate>,
 }
 
 impl Gemm {
     /// Opens cuBLASLt and the table of earlier choices.
     pub(crate) fn new(context: &Context, choosing: Choosing) -> Result<Self, CudaError> {
         let handle = Handle::new(Libraries::get().cublaslt.as_ref().map_err(CudaError::clone)?)?;
-        let table = Table::of(&context.card, handle.version());
-        let (matmuls, products, collected) = (HashMap::new(), HashMap::new(), HashSet::new());
-        let (handle, candidates) = (Arc::new(handle), vec![]);
-        Ok(Self { handle, table, choosing, matmuls, products, collected, candidates })
+        let table = ChoiceTable::of(&context.card, handle.version());
+        Ok(Self {
+            handle: Arc::new(handle),
+            table,
+            choosing,
+            matmuls: HashMap::new(),
+            products: HashMap::new(),
+            collected: HashSet::new(),
+            candidates: vec![],
+        })
     }
 
     /// Collects the kernels that [`Self::prepare`] may run for a form, without running any. They are a guess: a kernel that is
@@ -210,9 +214,9 @@ impl Gemm {
     fn collect(
         &mut self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         if !self.collected.insert(form) {
             return Ok(());
@@ -223,7 +227,7 @@ impl Gemm {
             Choosing::First | Choosing::Surveyed => None,
             Choosing::Timed => self.table.lock().get(&form, operands.rows),
         };
-        let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
+        let mut trial = GemmTrial { context, kernels, description: &description, form, operands: *operands };
         match known.filter(|known| trial.admits(known)) {
             Some(known) => known.prepare(context, kernels, form, operands),
             None => trial.collect(&self.choosing),
@@ -234,9 +238,9 @@ impl Gemm {
     pub(crate) fn prepare(
         &mut self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         if self.matmuls.contains_key(&form) {
             return Ok(());
@@ -245,7 +249,7 @@ impl Gemm {
             return self.collect(context, kernels, form, operands);
         }
         let description = Description::new(Arc::clone(&self.handle), form)?;
-        let mut trial = Trial { context, kernels, description: &description, form, operands: *operands };
+        let mut trial = GemmTrial { context, kernels, description: &description, form, operands: *operands };
         let choice = match self.choosing {
             Choosing::First | Choosing::Named(_) => trial.choose(&self.choosing)?,
             Choosing::Surveyed => {
@@ -273,7 +277,7 @@ impl Gemm {
     }
 
     /// All candidates of the matmuls prepared so far, with [`Choosing::Surveyed`].
-    pub(crate) fn candidates(&self) -> &[Candidate] {
+    pub(crate) fn candidates(&self) -> &[GemmCandidate] {
         &self.candidates
     }
 
@@ -281,12 +285,13 @@ impl Gemm {
     pub(crate) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
-        let unprepared = || CudaError::Unprepared { what: format!("the matmul {form}") };
-        let (description, choice) = self.matmuls.get(&form).ok_or_else(unprepared)?;
+        let Some((description, choice)) = self.matmuls.get(&form) else {
+            return Err(CudaError::Unprepared { what: format!("the matmul {form}") });
+        };
         choice.run(context, kernels, description, form, operands)
     }
 
@@ -299,68 +304,80 @@ impl Gemm {
     }
 
     /// Summarizes how many forms each kind of kernel computes: `cuBLASLt (5 forms) and wgmma (12 forms)`.
-    pub(crate) fn by(&self) -> Option<String> {
-        by(self.matmuls.values().map(|(_, choice)| choice))
+    pub(crate) fn kernel_summary(&self) -> Option<String> {
+        summary_of(self.matmuls.values().map(|(_, choice)| choice))
     }
 }
 
-fn by<'a>(choices: impl Iterator<Item = &'a Choice>) -> Option<String> {
+fn summary_of<'a>(choices: impl Iterator<Item = &'a GemmKernel>) -> Option<String> {
     let mut forms = BTreeMap::new();
     for choice in choices {
         let who = match choice {
-            Choice::Library(_) => LIBRARY,
-            Choice::Hopper(_) | Choice::Normed(_) => "wgmma",
-            Choice::Mma(_) => "mma.sync",
-            Choice::Own => "plain loops",
+            GemmKernel::Library(_) => LIBRARY,
+            GemmKernel::Hopper(_) | GemmKernel::Normed(_) => "wgmma",
+            GemmKernel::Mma(_) => "mma.sync",
+            GemmKernel::Own => "plain loops",
         };
         *forms.entry(who).or_insert(0) += 1;
     }
-    let of = |n| if n == 1 { "form" } else { "forms" };
-    let each: Vec<String> = forms.into_iter().map(|(who, n)| format!("{who} ({n} {})", of(n))).collect();
-    (!each.is_empty()).then(|| each.join(" and "))
+    let counts: Vec<String> = forms
+        .into_iter()
+        .map(|(who, n)| format!("{who} ({n} {})", if n == 1 { "form" } else { "forms" }))
+        .collect();
+    (!counts.is_empty()).then(|| counts.join(" and "))
 }
 
 /// Copies the residual to y and returns the operands with `residual == y`. With the residual in place, the library
 /// rounds a result to 16 bits before it adds the residual; from another address it adds the residual to the f32 sum.
 /// The bits of a form must not depend on where a plan puts the residual.
-fn in_place(context: &Context, form: GemmForm, operands: &Operands) -> Result<Operands, CudaError> {
-    let Operands { residual, y, rows, .. } = *operands;
-    let bytes = (rows * form.n * form.out().size()) as usize;
-    if form.residual() && form.out() != DType::F32 && residual != y && bytes > 0 {
+fn in_place(context: &Context, form: GemmForm, operands: &GemmOperands) -> Result<GemmOperands, CudaError> {
+    let GemmOperands { residual, y, rows, .. } = *operands;
+    let bytes = (rows * form.n * form.output_dtype().size()) as usize;
+    if form.residual() && form.output_dtype() != DType::F32 && residual != y && bytes > 0 {
         // SAFETY: both are operands of `bytes` bytes, and do not overlap.
         let code = unsafe { (context.api.cuMemcpyDtoDAsync_v2)(y, residual, bytes, context.stream) };
         context.api.check("cuMemcpyDtoDAsync", code)?;
-        return Ok(Operands { residual: y, ..*operands });
+        return Ok(GemmOperands { residual: y, ..*operands });
     }
     Ok(*operands)
 }
 
-/// Whether no matmul was ever timed on a GPU of this model with this driver and library.
-pub(crate) fn nothing_is_timed(card: &Card) -> bool {
-    // SAFETY: the function has no preconditions.
-    let version = |library: &CublasLt| unsafe { (library.cublasLtGetVersion)() };
-    let library = Libraries::get().cublaslt.as_ref();
-    library.is_ok_and(|library| Table::of(card, version(library)).lock().is_empty())
+/// Describes everything besides input and weights that determines the bits of a result: the GPU's name and
+/// architecture, the versions of the driver and of the libraries that compile and multiply, and the canonical
+/// summation orders of matmuls. Kernel choices made by timing do not change the bits and are left out.
+pub(crate) fn arithmetic(card: &Card) -> String {
+    let Card { name, capability: (major, minor), driver, .. } = card;
+    format!("{name}, sm_{major}{minor}, driver {driver}, {}, {}", Libraries::get().versions(), choose::ORDERS)
 }
 
-impl Choice {
+/// Whether no matmul was ever timed on a GPU of this model with this driver and library.
+pub(crate) fn nothing_is_timed(card: &Card) -> bool {
+    let Ok(library) = &Libraries::get().cublaslt else { return false };
+    // SAFETY: the function has no preconditions.
+    let version = unsafe { (library.cublasLtGetVersion)() };
+    ChoiceTable::of(card, version).lock().is_empty()
+}
+
+impl GemmKernel {
     /// Compiles the kernels that [`Self::run`] launches.
     fn prepare(
         &self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return kernels.prepare(context, &tile.kernel(form), tile.shared()),
-            Self::Normed(normed) => return normed.prepare(context, kernels, form),
-            Self::Mma(tile) => return kernels.prepare(context, &tile.kernel(form, form.out()), tile.shared()),
-            Self::Own => kernels.prepare(context, &own(form, operands).0, 0)?,
+            Self::Normed(normed) => return normed.prepare(context, kernels, form, operands),
+            Self::Mma(tile) => {
+                return kernels.prepare(context, &tile.kernel(form, form.output_dtype()), tile.shared());
+            }
+            Self::Own => kernels.prepare(context, &loop_matmul(form, operands).kernel, 0)?,
             Self::Library(_) => {}
         }
         match form.epilogue {
-            Epilogue::Gelu => kernels.prepare(context, &pass(form, operands).0, 0),
+            Epilogue::Gelu => kernels.prepare(context, &gelu_pass(form, operands).kernel, 0),
             Epilogue::None | Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => Ok(()),
         }
     }
@@ -368,17 +385,17 @@ impl Choice {
     fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         description: &Description,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         match self {
             Self::Hopper(tile) => return tile.run(context, kernels, form, operands),
             Self::Normed(normed) => return normed.run(context, kernels, form, operands),
-            Self::Mma(tile) => return tile.run(context, kernels, form, form.out(), operands),
+            Self::Mma(tile) => return tile.run(context, kernels, form, form.output_dtype(), operands),
             Self::Own => {
-                let (kernel, shape, args) = own(form, operands);
+                let KernelLaunch { kernel, shape, args } = loop_matmul(form, operands);
                 kernels.call(context, &kernel, shape, &args)?;
             }
             Self::Library(algorithm) => {
@@ -389,7 +406,7 @@ impl Choice {
         }
         match form.epilogue {
             Epilogue::Gelu => {
-                let (kernel, shape, args) = pass(form, operands);
+                let KernelLaunch { kernel, shape, args } = gelu_pass(form, operands);
                 kernels.call(context, &kernel, shape, &args)
             }
             Epilogue::None | Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => Ok(()),
@@ -397,22 +414,47 @@ impl Choice {
     }
 }
 
-/// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, its grid and its arguments.
-fn own(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 10]) {
+kernel_arguments! {
+    /// Arguments of `matmul` (matmul.cu).
+    struct MatmulArgs {
+        x: u64,
+        w: u64,
+        x_scales: u64,
+        w_scales: u64,
+        bias: u64,
+        residual: u64,
+        y: u64,
+        rows: u64,
+        n: i32,
+        k: i32,
+    }
+    size 72, last 68
+}
+
+/// Returns the CUDA-core kernel (`matmul` of `matmul.cu`) of a form, with its grid and arguments.
+fn loop_matmul(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<MatmulArgs> {
     const TILE: u64 = 64;
-    let &Operands { x, w, scales, bias, residual, y, rows, .. } = operands;
+    let &GemmOperands { x, w, scales, bias, residual, y, rows, .. } = operands;
     let blocks = (rows.div_ceil(TILE) as u32, form.n.div_ceil(TILE) as u32, 1);
-    let [x, w, bias, residual, y] = [x, w, bias, residual, y].map(Arg::pointer);
-    let scales = [Arg::pointer(scales.0), Arg::pointer(scales.1)];
-    let sizes = [Arg::long(rows), Arg::int(form.n), Arg::int(form.k)];
-    let args = [x, w, scales[0], scales[1], bias, residual, y, sizes[0], sizes[1], sizes[2]];
-    (form.kernel("matmul"), Shape { blocks, threads: 256, shared: 0 }, args)
+    let args = MatmulArgs {
+        x,
+        w,
+        x_scales: scales.0,
+        w_scales: scales.1,
+        bias,
+        residual,
+        y,
+        rows,
+        n: int(form.n),
+        k: int(form.k),
+    };
+    KernelLaunch { kernel: form.kernel("matmul"), shape: LaunchShape { blocks, threads: 256, shared: 0 }, args }
 }
 
 /// Returns the kernel that applies GELU to y in place, for matmuls without a fused GELU. cuBLASLt's own GELU epilogue
 /// is the tanh approximation; ours is exact (erf).
-fn pass(form: GemmForm, operands: &Operands) -> (Kernel, Shape, [Arg; 3]) {
-    gelu_in_place(form.out(), operands.y, operands.rows * form.n)
+fn gelu_pass(form: GemmForm, operands: &GemmOperands) -> KernelLaunch<[Arg; 3]> {
+    gelu_in_place(form.output_dtype(), operands.y, operands.rows * form.n)
 }
 
 /// Whether a form with a layer norm in front has a fused kernel on this GPU.
@@ -437,16 +479,20 @@ pub(crate) fn hopper_norm_tiles() -> Vec<&'static str> {
 
 /// Returns a sample of every kernel in this folder, in every form.
 pub(crate) fn every_kernel() -> Vec<Kernel> {
-    let form = |dtype| GemmForm::new(1, 1, dtype);
-    let forms = [DType::F32, DType::Bf16, DType::F16, DType::F8].map(form);
-    let gate = |dtype| GemmForm { epilogue: Epilogue::Gate, ..form(dtype) }.kernel("matmul");
-    let gates = [DType::F32, DType::Bf16].map(gate);
-    let matmul = forms
-        .iter()
-        .flat_map(|form| ["matmul", "noise", "order_probe", "digest"].map(|entry| form.kernel(entry)))
-        .chain(gates);
-    let matmul = matmul.chain(mma::every_kernel()).chain(grad::every_kernel());
-    matmul.chain(hopper::every_kernel()).chain(normed::every_kernel()).collect()
+    let mut kernels = vec![];
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::F8] {
+        let form = GemmForm::new(1, 1, dtype);
+        kernels.extend(["matmul", "noise", "order_probe", "digest"].map(|entry| form.kernel(entry)));
+    }
+    for dtype in [DType::F32, DType::Bf16] {
+        let gate = GemmForm { epilogue: Epilogue::Gate, ..GemmForm::new(1, 1, dtype) };
+        kernels.push(gate.kernel("matmul"));
+    }
+    kernels.extend(mma::every_kernel());
+    kernels.extend(grad::every_kernel());
+    kernels.extend(hopper::every_kernel());
+    kernels.extend(normed::every_kernel());
+    kernels
 }
 
 #[cfg(test)]
@@ -455,15 +501,15 @@ mod tests {
 
     #[test]
     fn the_start_line_names_all_that_compute_matmuls() {
-        let library = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [0; 8] });
-        let hopper = Choice::Hopper(hopper::TILES[0]);
+        let library = GemmKernel::Library(lt::cublasLtMatmulAlgo_t { data: [0; 8] });
+        let hopper = GemmKernel::Hopper(hopper::TILES[0]);
         for (choices, wanted) in [
             (&[][..], None),
             (&[library], Some("cuBLASLt (1 form)")),
             (&[hopper, library, hopper], Some("cuBLASLt (1 form) and wgmma (2 forms)")),
-            (&[Choice::Own, hopper], Some("plain loops (1 form) and wgmma (1 form)")),
+            (&[GemmKernel::Own, hopper], Some("plain loops (1 form) and wgmma (1 form)")),
         ] {
-            assert_eq!(by(choices.iter()).as_deref(), wanted);
+            assert_eq!(summary_of(choices.iter()).as_deref(), wanted);
         }
     }
 }

@@ -3,17 +3,33 @@
 //! depend on that row alone; the number of blocks that share the columns of a row affects speed only.
 
 use super::hopper;
-use super::{GemmForm, Norm, Operands};
+use super::{GemmForm, GemmOperands, NormParameters};
 use crate::CudaError;
+use crate::capability::HOPPER;
 use crate::context::Context;
-use crate::kernel::{Arg, File, HOPPER, Kernel, Kernels, Shape, code};
-use crate::launch::norm_of;
-use crate::tensor_map::tensor_map;
+use crate::kernel::{Kernel, KernelFile, KernelLaunch, LaunchShape, WithMaps, code, int, kernel_arguments};
+use crate::loaded_kernels::LoadedKernels;
+use crate::row_kernels::SeparateNorm;
+use crate::tensor_map::{DeviceMatrix, tensor_map};
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::Epilogue;
 
 /// Largest K whose rows fit into shared memory beside the stages of w.
 pub(crate) const WIDEST: u64 = 640;
+
+kernel_arguments! {
+    /// Arguments of `wgmma_norm` (wgmma_norm.cu) beside its tensor maps.
+    struct WgmmaNormArgs {
+        gamma: u64,
+        beta: u64,
+        bias: u64,
+        rows: i32,
+        n: i32,
+        column_splits: i32,
+        eps: f32,
+    }
+    size 40, last 36
+}
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,19 +83,19 @@ impl Normed {
             DType::Bf16 | DType::F16 => true,
             DType::F32 | DType::F8 | DType::I8 | DType::I32 | DType::U8 => false,
         };
-        let whole = form.n.is_multiple_of(8) && form.k.is_multiple_of(8) && form.k <= WIDEST;
-        let kept = match form.epilogue {
+        let aligned = form.n.is_multiple_of(8) && form.k.is_multiple_of(8) && form.k <= WIDEST;
+        let fused = match form.epilogue {
             Epilogue::None | Epilogue::Gelu => true,
             Epilogue::Residual | Epilogue::Gate | Epilogue::SiluGate => false,
         };
-        context.card.capability == HOPPER && form.norm.is_some() && narrow && whole && kept
+        context.card.capability == HOPPER && form.norm.is_some() && narrow && aligned && fused
     }
 
     fn kernel(&self, form: GemmForm) -> Kernel {
         let layout = SharedMemory::shared_beside_tiles(form.k);
-        Kernel::new(File::WgmmaNorm, "wgmma_norm", form.dtype)
+        Kernel::new(KernelFile::WgmmaNorm, "wgmma_norm", form.dtype)
             .with("EPILOGUE", i64::from(form.epilogue == Epilogue::Gelu))
-            .with("PARAM", code(types(form).1))
+            .with("PARAM", code(norm_params(form)))
             .with("COLUMNS", form.k as i64)
             .with("GROUP", 32)
             .with("BN", i64::from(COLUMNS))
@@ -93,11 +109,12 @@ impl Normed {
     pub(super) fn prepare(
         &self,
         context: &Context,
-        kernels: &mut Kernels,
+        kernels: &mut LoadedKernels,
         form: GemmForm,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         kernels.prepare(context, &self.kernel(form), SharedMemory::shared_beside_tiles(form.k).shared)?;
-        kernels.prepare(context, &norm_of(types(form), (1, form.k), [0; 4], 0.0).0, 0)?;
+        kernels.prepare(context, &separate_norm(form, operands).launch().kernel, 0)?;
         let apart = hopper::FEW.kernel(GemmForm { norm: None, ..form });
         kernels.prepare(context, &apart, hopper::FEW.shared())
     }
@@ -106,44 +123,69 @@ impl Normed {
     pub(super) fn run(
         &self,
         context: &Context,
-        kernels: &Kernels,
+        kernels: &LoadedKernels,
         form: GemmForm,
-        operands: &Operands,
+        operands: &GemmOperands,
     ) -> Result<(), CudaError> {
         let GemmForm { n, k, dtype, .. } = form;
         if operands.rows < self.few && operands.rows * k * dtype.size() <= operands.workspace.1 {
-            return apart(context, kernels, form, operands);
+            return run_separately(context, kernels, form, operands);
         }
-        let &Operands { x, w, bias, norm: Norm { gamma, beta, eps }, y, rows, .. } = operands;
-        let matrix =
-            |address, rows, columns, height| tensor_map(context, dtype, (address, rows, columns), height);
+        let &GemmOperands { x, w, bias, norm: NormParameters { gamma, beta, eps }, y, rows, .. } = operands;
+        let x = DeviceMatrix { address: x, rows, columns: k, dtype };
+        let w = DeviceMatrix { address: w, rows: n, columns: k, dtype };
+        let y = DeviceMatrix { address: y, rows, columns: n, dtype };
         let maps = [
-            matrix(x, rows, k, BOX)?,
-            matrix(w, n, k, COLUMNS / self.cluster)?,
-            matrix(y, rows, n, WARP_ROWS)?,
+            tensor_map(context, &x, BOX)?,
+            tensor_map(context, &w, COLUMNS / self.cluster)?,
+            tensor_map(context, &y, WARP_ROWS)?,
         ];
         let clusters = context.card.multiprocessors / self.cluster;
         let heights = rows.div_ceil(u64::from(ROWS * self.cluster));
-        let parts = parts(heights, n.div_ceil(u64::from(COLUMNS)), u64::from(clusters));
-        let [gamma, beta, bias] = [gamma, beta, bias].map(Arg::pointer);
-        let args = [gamma, beta, bias, Arg::int(rows), Arg::int(n), Arg::int(parts), Arg::float(eps)];
+        let parts = column_splits(heights, n.div_ceil(u64::from(COLUMNS)), u64::from(clusters));
+        let args =
+            WgmmaNormArgs { gamma, beta, bias, rows: int(rows), n: int(n), column_splits: int(parts), eps };
         let blocks = (heights * parts).min(u64::from(clusters)) * u64::from(self.cluster);
-        let shape = Shape { shared: SharedMemory::shared_beside_tiles(k).shared, ..Shape::of(blocks, THREADS) };
-        kernels.call_with(context, &self.kernel(form), || form.to_string(), shape, &maps, &args)
+        let shape = LaunchShape {
+            shared: SharedMemory::shared_beside_tiles(k).shared,
+            ..LaunchShape::of(blocks, THREADS)
+        };
+        kernels.call_as(context, &self.kernel(form), || form.to_string(), shape, &WithMaps { maps, args })
     }
 }
 
 /// Launches the norm and the matmul as separate kernels.
-fn apart(context: &Context, kernels: &Kernels, form: GemmForm, operands: &Operands) -> Result<(), CudaError> {
-    let &Operands { x, norm: Norm { gamma, beta, eps }, rows, workspace: (scratch, _), .. } = operands;
-    let (kernel, shape, args) = norm_of(types(form), (rows, form.k), [x, gamma, beta, scratch], eps);
+fn run_separately(
+    context: &Context,
+    kernels: &LoadedKernels,
+    form: GemmForm,
+    operands: &GemmOperands,
+) -> Result<(), CudaError> {
+    let norm = separate_norm(form, operands);
+    let KernelLaunch { kernel, shape, args } = norm.launch();
     kernels.call(context, &kernel, shape, &args)?;
-    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &Operands { x: scratch, ..*operands })
+    hopper::FEW.run(context, kernels, GemmForm { norm: None, ..form }, &GemmOperands { x: norm.y, ..*operands })
 }
 
-/// Element types of x, and of gamma and beta.
-fn types(form: GemmForm) -> (DType, DType) {
-    (form.dtype, form.norm.unwrap_or(DType::F32))
+/// Returns the layer norm of a form as a separate kernel, which writes its rows to the workspace.
+fn separate_norm(form: GemmForm, operands: &GemmOperands) -> SeparateNorm {
+    let NormParameters { gamma, beta, eps } = operands.norm;
+    SeparateNorm {
+        dtype: form.dtype,
+        params: norm_params(form),
+        rows: operands.rows,
+        columns: form.k,
+        x: operands.x,
+        gamma,
+        beta,
+        y: operands.workspace.0,
+        eps,
+    }
+}
+
+/// Element type of gamma and beta.
+fn norm_params(form: GemmForm) -> DType {
+    form.norm.unwrap_or(DType::F32)
 }
 
 /// Estimated cost of normalising a block's rows, in units of the cost of one tile of columns.
@@ -151,9 +193,13 @@ const NORM: u64 = 2;
 
 /// Returns among how many clusters the columns of the same rows are split: the number that minimises the estimated
 /// time. More clusters balance the load, but each of them normalises the rows again.
-fn parts(heights: u64, tiles: u64, clusters: u64) -> u64 {
-    let takes = |parts: &u64| (heights * parts).div_ceil(clusters) * (tiles.div_ceil(*parts) + NORM);
-    (1..=tiles).min_by_key(takes).unwrap_or(1)
+fn column_splits(heights: u64, tiles: u64, clusters: u64) -> u64 {
+    // Rounds of all clusters, times the cost of a round. Of equal times the fewest splits win (`min_by_key` returns the
+    // first), so that rows are not normalised more often than it helps.
+    let splits = 1..=tiles;
+    splits
+        .min_by_key(|splits| (heights * splits).div_ceil(clusters) * (tiles.div_ceil(*splits) + NORM))
+        .unwrap_or(1)
 }
 
 /// Division of a block's shared memory, beside the rows of x.
@@ -173,12 +219,20 @@ impl SharedMemory {
     /// two warps.
     fn shared_beside_tiles(k: u64) -> Self {
         let rows = k.div_ceil(64) as u32 * PIECE;
-        let of = |buffers: u32, shared_buffers: bool| {
-            let fixed = rows + buffers * BUFFER * if shared_buffers { WARPS / 2 } else { WARPS } + BARRIERS;
-            let stages = ((SHARED - fixed) / STAGE).min(8);
-            Self { stages, buffers, shared_buffers, shared: fixed + stages * STAGE }
-        };
-        [of(2, false), of(1, false)].into_iter().find(|layout| layout.stages >= 5).unwrap_or(of(1, true))
+        for buffers in [2, 1] {
+            let layout = Self::with_buffers(rows, buffers, false);
+            if layout.stages >= 5 {
+                return layout;
+            }
+        }
+        Self::with_buffers(rows, 1, true)
+    }
+
+    /// The division with this number of output buffers, and as many stages as fit beside `rows` bytes of x.
+    fn with_buffers(rows: u32, buffers: u32, shared_buffers: bool) -> Self {
+        let fixed = rows + buffers * BUFFER * if shared_buffers { WARPS / 2 } else { WARPS } + BARRIERS;
+        let stages = ((SHARED - fixed) / STAGE).min(8);
+        Self { stages, buffers, shared_buffers, shared: fixed + stages * STAGE }
     }
 }
 
@@ -220,8 +274,8 @@ mod tests {
     #[test]
     fn few_rows_share_columns_and_many_do_not() {
         // 132 multiprocessors in clusters of two; 10 tiles of columns.
-        let of = |rows: u64| parts(rows.div_ceil(256), 10, 66);
+        let of = |rows: u64| column_splits(rows.div_ceil(256), 10, 66);
         assert_eq!([256, 2048, 16_296, 65_520].map(of), [10, 5, 1, 1]);
-        assert_eq!(parts(1, 1, 66), 1);
+        assert_eq!(column_splits(1, 1, 66), 1);
     }
 }

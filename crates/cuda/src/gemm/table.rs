@@ -1,10 +1,10 @@
 //! Table of the kernels chosen for a GPU, in memory and on disk. Invariant: all devices of a process with the same GPU
 //! model share one table; a file is used only if it is undamaged and was made with this GPU model, driver and library.
 
-use super::hopper::Tile;
+use super::hopper::WgmmaTile;
 use super::mma::MmaTile;
 use super::normed::Normed;
-use super::{Choice, GemmForm};
+use super::{GemmForm, GemmKernel};
 use crate::compile::{cache, digest, keep};
 use crate::context::Card;
 use cudarc::cublaslt::sys as lt;
@@ -14,38 +14,38 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// A shared handle of a table.
-pub(super) struct Table(Arc<Mutex<Entries>>);
+pub(super) struct ChoiceTable(Arc<Mutex<LockedChoices>>);
 
-impl Table {
+impl ChoiceTable {
     /// Returns the table of a GPU model and version of the library; its file is in the user's cache folder.
     pub(super) fn of(card: &Card, library: usize) -> Self {
-        type Tables = Mutex<BTreeMap<String, Arc<Mutex<Entries>>>>;
+        type Tables = Mutex<BTreeMap<String, Arc<Mutex<LockedChoices>>>>;
         static TABLES: OnceLock<Tables> = OnceLock::new();
         let identity =
             format!("plimsoll products 6, {}, driver {}, cuBLASLt {library}", card.name, card.driver);
         let mut tables = TABLES.get_or_init(Tables::default).lock().unwrap_or_else(PoisonError::into_inner);
-        let name = || format!("products-{}.txt", &digest(&identity)[..16]);
-        let file = || cache().map(|folder| folder.join(name()));
-        let entries = tables
-            .entry(identity.clone())
-            .or_insert_with(|| Arc::new(Mutex::new(Entries::open(identity.clone(), file()))));
+        let entries = tables.entry(identity.clone()).or_insert_with(|| {
+            let name = format!("products-{}.txt", &digest(&identity)[..16]);
+            let file = cache().map(|folder| folder.join(name));
+            Arc::new(Mutex::new(LockedChoices::open(identity.clone(), file)))
+        });
         Self(Arc::clone(entries))
     }
 
     /// Locks the table.
-    pub(super) fn lock(&self) -> MutexGuard<'_, Entries> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, LockedChoices> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The choice of each form and number of rows.
-pub(super) struct Entries {
+pub(super) struct LockedChoices {
     identity: String,
     file: Option<PathBuf>,
-    choices: BTreeMap<String, Choice>,
+    choices: BTreeMap<String, GemmKernel>,
 }
 
-impl Entries {
+impl LockedChoices {
     fn open(identity: String, file: Option<PathBuf>) -> Self {
         let choices = file.as_deref().and_then(|file| read(file, &identity)).unwrap_or_default();
         Self { identity, file, choices }
@@ -57,12 +57,12 @@ impl Entries {
     }
 
     /// Returns the choice for a form at about this number of rows.
-    pub(super) fn get(&self, form: &GemmForm, rows: u64) -> Option<Choice> {
+    pub(super) fn get(&self, form: &GemmForm, rows: u64) -> Option<GemmKernel> {
         self.choices.get(&key(form, rows)).copied()
     }
 
     /// Adds a choice and writes the table. A table that cannot be written only costs time in later processes.
-    pub(super) fn insert(&mut self, form: &GemmForm, rows: u64, choice: Choice) {
+    pub(super) fn insert(&mut self, form: &GemmForm, rows: u64, choice: GemmKernel) {
         self.choices.insert(key(form, rows), choice);
         let Some(file) = &self.file else { return };
         // Merge choices that other processes wrote since; where both have timed the same form, our choice stays.
@@ -83,41 +83,43 @@ fn key(form: &GemmForm, rows: u64) -> String {
 const HOPPER: &str = "wgmma ";
 
 /// Returns the name of a choice: the name of our kernel, or the library's opaque algorithm as hexadecimal words.
-pub(super) fn text(choice: &Choice) -> String {
+pub(super) fn text(choice: &GemmKernel) -> String {
     match choice {
-        Choice::Own => "own".to_owned(),
-        Choice::Mma(tile) => tile.name.to_owned(),
-        Choice::Hopper(tile) => format!("{HOPPER}{}", tile.name),
-        Choice::Normed(normed) => format!("{HOPPER}{}", normed.name),
-        Choice::Library(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
+        GemmKernel::Own => "own".to_owned(),
+        GemmKernel::Mma(tile) => tile.name.to_owned(),
+        GemmKernel::Hopper(tile) => format!("{HOPPER}{}", tile.name),
+        GemmKernel::Normed(normed) => format!("{HOPPER}{}", normed.name),
+        GemmKernel::Library(algorithm) => algorithm.data.map(|word| format!("{word:016x}")).join("."),
     }
 }
 
 /// Parses a name written by [`text`].
-pub(super) fn parse(text: &str) -> Option<Choice> {
+pub(super) fn parse(text: &str) -> Option<GemmKernel> {
     if text == "own" {
-        return Some(Choice::Own);
+        return Some(GemmKernel::Own);
     }
     if let Some(tile) = MmaTile::named(text) {
-        return Some(Choice::Mma(tile));
+        return Some(GemmKernel::Mma(tile));
     }
     if let Some(name) = text.strip_prefix(HOPPER) {
-        let normed = || Normed::named(name).map(Choice::Normed);
-        return Tile::named(name).map(Choice::Hopper).or_else(normed);
+        if let Some(tile) = WgmmaTile::named(name) {
+            return Some(GemmKernel::Hopper(tile));
+        }
+        return Normed::named(name).map(GemmKernel::Normed);
     }
     let words: Option<Vec<u64>> = text.split('.').map(|word| u64::from_str_radix(word, 16).ok()).collect();
-    Some(Choice::Library(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
+    Some(GemmKernel::Library(lt::cublasLtMatmulAlgo_t { data: words?.try_into().ok()? }))
 }
 
 /// Serializes a table: the identity, a line for each choice, and the SHA-256 of these lines.
-fn write(choices: &BTreeMap<String, Choice>, identity: &str) -> String {
+fn write(choices: &BTreeMap<String, GemmKernel>, identity: &str) -> String {
     let lines = choices.iter().map(|(key, choice)| format!("{key}\t{}\n", text(choice)));
     let body = format!("{identity}\n{}", lines.collect::<String>());
     format!("{body}sha256 {}\n", digest(&body))
 }
 
 /// Reads a table; `None` if the file is missing, damaged or of another identity.
-fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, Choice>> {
+fn read(file: &Path, identity: &str) -> Option<BTreeMap<String, GemmKernel>> {
     let all = fs::read_to_string(file).ok()?;
     let (body, sum) = all.split_at(all.rfind("sha256 ")?);
     if sum != format!("sha256 {}\n", digest(body)) {
@@ -143,7 +145,7 @@ mod tests {
     const CUT: GemmForm = GemmForm { tf32: true, ..FORM };
     const BY_K: GemmForm = GemmForm { by_k: true, ..FORM };
 
-    fn words(choice: Option<Choice>) -> Option<String> {
+    fn words(choice: Option<GemmKernel>) -> Option<String> {
         choice.as_ref().map(text)
     }
 
@@ -151,12 +153,12 @@ mod tests {
     fn choices_survive_on_disk_and_damage_does_not() {
         let folder = Folder::new("matmuls");
         let file = folder.path("cache/table.txt");
-        let algorithm = Choice::Library(lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] });
-        let open = |identity: &str| Entries::open(identity.to_owned(), Some(file.clone()));
+        let algorithm = GemmKernel::Library(lt::cublasLtMatmulAlgo_t { data: [1, u64::MAX, 3, 4, 5, 6, 7, 0] });
+        let open = |identity: &str| LockedChoices::open(identity.to_owned(), Some(file.clone()));
         let (mut one, mut two) = (open("card"), open("card"));
         one.insert(&FORM, 16_384, algorithm);
-        two.insert(&OTHER, 1, Choice::Own);
-        two.insert(&THIRD, 1, Choice::Hopper(TILES[1]));
+        two.insert(&OTHER, 1, GemmKernel::Own);
+        two.insert(&THIRD, 1, GemmKernel::Hopper(TILES[1]));
 
         let again = open("card");
         let [library, own, hopper] =

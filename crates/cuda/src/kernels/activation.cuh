@@ -3,6 +3,10 @@
 //
 // Invariant: the error is smaller than the rounding of the result to the element type TYPE.
 
+#pragma once
+
+#include "common.cuh"
+
 // GELU in its exact form, x Phi(x), with Phi the cumulative normal distribution (Hendrycks and Gimpel 2016).
 //
 // f32: CUDA's normcdff, which keeps its relative precision in the left tail. 16-bit types: max(x, 0) - |x|

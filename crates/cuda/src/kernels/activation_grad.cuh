@@ -2,6 +2,10 @@
 //
 // Invariant: the absolute errors are below 4e-7, so that a gradient near a zero of the derivative is as exact as f32.
 
+#pragma once
+
+#include "common.cuh"
+
 // GELU: f = x Phi(x), slope = Phi(x) + x phi(x), with phi the normal density. f32: normcdff and expf. 16-bit types: for t
 // = |x| and Q(t) = 1 - Phi(t), both follow from G(t) = Q(t) / phi(t) - t: slope = phi(t) G(t) for x < 0, else 1 - phi(t)
 // G(t); Q = phi(t) (G(t) + t). G is a polynomial of degree 11 on 0 .. 8, fitted by minimax weighted with phi (Lawson's

@@ -30,6 +30,12 @@
 // CAUSAL, for a sliding window or a block-sparse mask also MASK (attention_mask.cuh; CAUSAL is 1), and the variant, from which the host computes the size of shared memory: WARPS, MT, TILE keys of a
 // stage, STAGES.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "attention_mma.cuh"
+#include "attention_mask.cuh"
+
 #define STEP 32                        // keys between two updates of the running maximum
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
@@ -84,7 +90,6 @@ template <int N> __device__ __forceinline__ void fetch_pairs(u16 *to, const u16 
 // `position` of its sequence. (a, b) -> (a cos - b sin, b cos + a sin), where b is d/2 columns behind a. cos,
 // sin: (longest, d/2). One product is rounded before the fused multiply-add, in every attention kernel alike, so
 // that their bits agree.
-typedef Element<TABLE>::type Angle;
 template <int N>
 __device__ __forceinline__ void rotate(u16 *x, const Angle *cosines, const Angle *sines, int position, int rows) {
 #if ROTARY
@@ -320,13 +325,7 @@ __device__ __forceinline__ void step(Rows &rows, u32 k, u32 v, int row, int key,
 // (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 // Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int group, float scale, u32 *status
-#if MASK >= 2
-          , int span, int local, int global
-#endif
-) {
+attention(ATTENTION_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // q, later o: (ROWS, LD); STAGES times k and v: (TILE, LD) each
   __shared__ float shared_slope;
@@ -438,3 +437,4 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
   write_rows(rows, memory + mine * LD, o + row * stride + head * HEAD_DIM, stride, lse ? lse + row * heads + head : lse, heads,
          length - first);
 }
+PARAMETERS(attention, 136, 132);

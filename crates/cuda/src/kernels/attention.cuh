@@ -1,6 +1,10 @@
 // Shared by the attention kernels: the mapping from a block's number to a tile of queries of one sequence, the
 // check of the sequence spans, and the slopes of ALiBi.
 
+#pragma once
+
+#include "common.cuh"
+
 #ifndef INFINITY
 #define INFINITY __int_as_float(0x7f800000)
 #endif

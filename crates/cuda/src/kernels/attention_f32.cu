@@ -16,6 +16,11 @@
 // o. Rows in shared memory are LD words apart, an odd number of 16-byte words, so that float4 reads of eight rows fall
 // into different banks; columns d .. DP are zeros.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "attention_mask.cuh"
+
 #define TILE ROWS
 #define THREADS 256
 #define MT (ROWS / 16) // queries and keys per thread
@@ -23,8 +28,6 @@
 #define LD (DP / 4 % 2 ? DP : DP + 4)
 #define WIDTH ((HEAD_DIM + 15) / 16) // columns of o per thread
 #define HALF (HEAD_DIM / 2)
-
-typedef Element<TABLE>::type Angle;
 
 // Loads ROWS rows of one head to shared memory, multiplies them by `scale` and, if `rotated`, applies rotary
 // embedding (Su et al. 2021, half-split); row 0 has number `position` in the sequence. Rows from `rows` on
@@ -91,13 +94,7 @@ __device__ __forceinline__ float sum_of_row(float x) {
 // q: (T, H d), k, v: (T, G d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
 // (T, H d); lse: (T, H) or null. Grid: a block for each head and each number below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 64 ? 1 : 2)
-attention(const float *q, const float *k, const float *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, float *o, float *lse,
-          int heads, int group, float scale, u32 *status
-#if MASK >= 2
-          , int span, int local, int global
-#endif
-) {
+attention(ATTENTION_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) float memory[]; // q (ROWS, LD); k, then v (TILE, LD); weights (ROWS, TILE + 4)
   float *queries = memory, *keys = memory + ROWS * LD, *weights = keys + TILE * LD;
@@ -198,3 +195,4 @@ attention(const float *q, const float *k, const float *v, long long q_stride, lo
       if (x + 16 * j < HEAD_DIM) o[(row * heads + head) * HEAD_DIM + x + 16 * j] = sums[i][j] / total;
   }
 }
+PARAMETERS(attention, 136, 132);

@@ -29,6 +29,13 @@
 // Constants: HEAD_DIM (d, of any size), ROTARY (then d is even), TABLE, ALIBI, MASK (attention_grad.cuh), KEYS (0 to 3), and
 // the variant: WARPS, MT, TILE columns of a stage, STEP columns processed at a time, STAGES.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "attention_mma.cuh"
+#include "attention_mask.cuh"
+#include "attention_grad.cuh"
+
 #define ROWS (WARPS * MT * 16)
 #define THREADS (WARPS * 32)
 // Whether the fragments of x1 and x2 stay in registers during the loop; where they would spill they are read from shared
@@ -181,10 +188,7 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][DP / 8][4], f
 // only, otherwise d1 is dq, with stride `d_stride`; either may be null. Grid: a block for each head (with KEYS, of k) and
 // each number below T / ROWS + S (`block_of`). Invalid spans set `status` and write nothing.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long long q_stride, long long k_stride,
-               long long v_stride, const float2 *stats, const int *spans, int sequences, int tokens, const Angle *cosines,
-               const Angle *sines, int longest, u16 *d1, u16 *d2, long long d_stride, int heads, int kv_heads, float scale,
-               int span, int local, int global, u32 *status) {
+attention_grad(ATTENTION_GRAD_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) u16 memory[]; // x1 and x2: (2 ROWS, LD); STAGES times y1 and y2: (2 TILE, LD); stats
   __shared__ float slopes[STAGES];
@@ -315,3 +319,4 @@ attention_grad(const u16 *q, const u16 *k, const u16 *v, const u16 *dy, long lon
   if constexpr (HAS_P)
     write_rows<false>(rows.sums[SUMS - 1], to, d2 ? d2 + at : d2, d_stride, length - first, 1.0f, cosines, sines, first);
 }
+PARAMETERS(attention_grad, 160, 152);

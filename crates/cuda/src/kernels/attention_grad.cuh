@@ -1,6 +1,11 @@
 // Shared by the gradient kernels of attention: the kernel that prepares the rows, and the last part of both gradient
 // kernels. Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin).
 
+#pragma once
+
+#include "common.cuh"
+#include "attention_args.cuh"
+
 #ifndef LOG2E
 #define LOG2E 1.4426950408889634f
 #define DIVIDES(n) ((n) % 8 == 0 ? 8 : (n) % 4 == 0 ? 4 : (n) % 2 == 0 ? 2 : 1)
@@ -8,8 +13,6 @@
 #define HALF (HEAD_DIM / 2)
 #define PAIR DIVIDES(HALF)
 #endif
-
-typedef Element<TABLE>::type Angle;
 
 // N elements of a row, at an address that is a multiple of N elements.
 template <int N> struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Some { T x[N]; };
@@ -86,6 +89,7 @@ prepare(const T *dy, const T *o, const float *lse, const T *q, long long q_strid
   }
 #endif
 }
+PARAMETERS(prepare, 176, 168);
 
 // Writes rows of sums in shared memory to a gradient, multiplied by `scale`; with `rotated`, the inverse rotation is
 // applied first. `sums` has rows `stride` words apart, row 0 is number `position` of its sequence, `to` is its address.

@@ -10,6 +10,12 @@
 // Constants: HEAD_DIM (d), ROTARY, TABLE, ALIBI, MASK, KEYS, and ROWS and TILE, multiples of 16, from which the host computes
 // the size of shared memory. The bits depend on neither: columns are added one by one, in order.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "attention_mask.cuh"
+#include "attention_grad.cuh"
+
 #define THREADS 256
 #define MT (ROWS / 16)
 #define NT (TILE / 16)
@@ -84,10 +90,7 @@ __device__ __forceinline__ void write_rows(const float (&sums)[MT][WIDTH], float
 
 // Arguments and grid are those of attention_grad.cu.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 32 ? 1 : 2)
-attention_grad(const float *q, const float *k, const float *v, const float *dy, long long q_stride, long long k_stride,
-               long long v_stride, const float2 *stats, const int *spans, int sequences, int tokens, const Angle *cosines,
-               const Angle *sines, int longest, float *d1, float *d2, long long d_stride, int heads, int kv_heads,
-               float scale, int span, int local, int global, u32 *status) {
+attention_grad(ATTENTION_GRAD_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(16) float memory[];
   float *x1 = memory, *x2 = x1 + ROWS * LD, *y1 = x2 + ROWS * LD, *y2 = y1 + TILE * LD;
@@ -164,3 +167,4 @@ attention_grad(const float *q, const float *k, const float *v, const float *dy, 
   write_rows<true>(sums[0], x1, d1 ? d1 + at : d1, d_stride, here, scale, cosines, sines, block.first);
   if constexpr (KEYS) write_rows<false>(sums[1], x1, d2 ? d2 + at : d2, d_stride, here, 1.0f, cosines, sines, block.first);
 }
+PARAMETERS(attention_grad, 160, 152);

@@ -24,18 +24,21 @@
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), MASK (0 to 2 of attention_mask.cuh), KEYS; for speed alone
 // UNITS, GROUPS and STAGES.
 
-#define STEP 64
-#define PANELS (HEAD_DIM / 64) // tiles of 64 columns, side by side
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "warpgroup.cuh"
+#include "attention_wgmma.cuh"
+#include "copies.cuh"
+#include "attention_mask.cuh"
+
 #define ROWS (GROUPS * 64)
 #define CONSUMERS (UNITS * GROUPS) // warpgroups
 #define THREADS ((CONSUMERS + 1) * 128)
-#define HALF (HEAD_DIM / 2)
-#define TILE (64 * 128)      // bytes of 64 rows of 64 columns
 #define PART (PANELS * TILE) // bytes of 64 rows of a head
 #define STAGE (2 * PART)     // y1, then y2
 #define STATS (STEP * 8)     // bytes of lse and delta of a step's queries
 #define SUMS (KEYS ? 2 : 1)
-#define LOG2E 1.4426950408889634f
 // Registers per thread after setmaxnreg. All must fit into those that the block gets at its launch, or the threads that
 // ask for more wait forever.
 #define LOAD_REGISTERS (CONSUMERS == 3 ? 32 : KEYS ? 24 : 40)
@@ -44,22 +47,12 @@
 #define HELD (!KEYS && CONSUMERS == 2)
 // Whether p y2 is issued before dp has been computed. Heads of 64 columns are 5 % faster without (measured).
 #define EARLY (KEYS && PANELS == 2)
-static_assert(HEAD_DIM % 64 == 0 && PANELS <= 2, "products over the columns are one instruction wide");
+static_assert(PANELS <= 2, "products over the columns are one instruction wide");
 static_assert(CONSUMERS == 2 || CONSUMERS == 3, "registers are divided for two or three warpgroups");
 static_assert(LOAD_REGISTERS + CONSUMERS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (CONSUMERS + 1), "registers of a block");
 static_assert(UNITS <= 4 && STAGES >= 2, "a warp loads for each unit");
-typedef Element<TABLE>::type Angle;
 struct __align__(sizeof(Angle) * 2) Angles { Angle x, y; };
 
-// threadIdx.x. The asm is volatile so that the compiler computes what depends on it anew at each use instead of holding it in
-// registers throughout the loops.
-__device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
-__device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
 __device__ __forceinline__ float4 load_stats(u32 at) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at) : "memory");
@@ -77,12 +70,6 @@ __device__ __forceinline__ void store_shared(u32 at, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// wgmma with a in shared memory too: (64, 16) (16, 64) -> (64, 64)
-__device__ __forceinline__ void wgmma_shared(float (&c)[32], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16" WGMMA_TYPES " {" UP_TO_31 "}, %32, %33, add, 1, 1, 0, 0;\n}"
-               : C8(0), C8(8), C8(16), C8(24) : "l"(a), "l"(b), "r"(add));
-}
 // c += a b of all columns of a head, with rows of b in shared memory (`wgmma<1>`): (64, 16) (16, d) -> (64, d)
 #if PANELS == 1
 __device__ __forceinline__ void wgmma_wide(float (&c)[32], const u32 (&a)[4], u64 b) { wgmma<1>(c, a, b, 1); }
@@ -557,3 +544,4 @@ attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, con
     }
   }
 }
+PARAMETERS(attention_grad, 4 * sizeof(Map) + 112, 4 * sizeof(Map) + 104);

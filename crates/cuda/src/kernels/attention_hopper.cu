@@ -22,23 +22,19 @@
 // these writes before the reads of wgmma. While step t is multiplied, the values of step t - 1 are still read, so
 // that copies are issued into the stage of step t - 2.
 
-#define STEP 64
-#define PANELS (HEAD_DIM / 64) // tiles side by side
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "warpgroup.cuh"
+#include "attention_wgmma.cuh"
+
 #define ROWS (GROUPS * MT * 64)
 #define THREADS (GROUPS * 128)
-#define LOG2E 1.4426950408889634f
-#define HALF (HEAD_DIM / 2)
 #define PAIRS (HALF / 8) // pairs of words of 16 bytes that are rotated together, of a row
-#define TILE (STEP * 128)  // bytes of 64 columns of a step
 #define STAGE (2 * PANELS * TILE)
-static_assert(HEAD_DIM % 64 == 0 && STAGES >= 3, "a stage is read, one is next, one is fetched");
-typedef Element<TABLE>::type Angle;
+static_assert(STAGES >= 3, "a stage is read, one is next, one is fetched");
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
-// threadIdx.x. The asm is volatile so that the compiler reads it again at each use: addresses derived from it are then
-// recomputed and do not occupy registers between their uses.
-__device__ __forceinline__ int thread_now() { int r; asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r)); return r; }
 
 // Copies 16 bytes to shared memory asynchronously; stores zeros unless `valid`.
 __device__ __forceinline__ void copy(u32 to, const u16 *from, bool valid) {
@@ -97,18 +93,10 @@ __device__ __forceinline__ void fetch(u32 to, const u16 *from, long long stride,
   }
 }
 
-// Half-split rotary embedding of 8 adjacent columns and their partners, in place in shared memory (Su et al. 2021):
-// (a, b) -> (a cos - b sin, b cos + a sin).
+// Rotates 8 adjacent columns and their partners in place in shared memory.
 __device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&cosine)[8], const float (&sine)[8]) {
   uint4 x = load_shared(low), y = load_shared(high);
-  u32 *a = (u32 *)&x, *b = (u32 *)&y;
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    float a0, a1, b0, b1, c0 = cosine[2 * j], c1 = cosine[2 * j + 1], s0 = sine[2 * j], s1 = sine[2 * j + 1];
-    unpack<TYPE>(a[j], a0, a1), unpack<TYPE>(b[j], b0, b1);
-    a[j] = pack<TYPE>(fmaf(a0, c0, -__fmul_rn(b0, s0)), fmaf(a1, c1, -__fmul_rn(b1, s1)));
-    b[j] = pack<TYPE>(fmaf(b0, c0, __fmul_rn(a0, s0)), fmaf(b1, c1, __fmul_rn(a1, s1)));
-  }
+  rotate_pairs(x, y, cosine, sine);
   store_shared(low, x), store_shared(high, y);
 }
 
@@ -170,17 +158,9 @@ struct Keys {
   }
 };
 
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-
 // State of a warp's 16 queries. A thread has rows lane / 4 and lane / 4 + 8.
-struct Rows {
+struct Rows : RowSums {
   u32 q[HEAD_DIM / 16][4];
-  float o[PANELS][32];    // sums of exp2(score - row_max) v
-  float row_max[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
-  float correction[2];        // factor that o must be multiplied by after the running P V has finished
 };
 
 // Issues s = q k^T of the warpgroup's rows and the keys of a step, asynchronously. (64, d) (STEP, d) -> (64, STEP)
@@ -257,60 +237,6 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
   return __any_sync(~0u, max_grew);
 }
 
-// Multiplies o by `correction`. Accumulators i and i ^ 1 are neighbours in one row, so that the row is bit 1 of i.
-__device__ __forceinline__ void rescale(Rows &rows) {
-#pragma unroll
-  for (int c = 0; c < PANELS; c++)
-#pragma unroll
-    for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.correction[i / 2 % 2]);
-}
-
-// Rounds the weights to 16 bits as operand a of wgmma, whose register layout is that of the accumulators.
-__device__ __forceinline__ void pack_weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
-#pragma unroll
-  for (int n = 0; n < STEP / 16; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
-}
-
-// Writes o / sum to `to` and, if `lse` is not null, the natural logarithm of the sum of exponentials. `to` and
-// `lse` point to the warp's first row, `rows` is the number of rows from there to the sequence's end; rows beyond
-// it are not written. The fragments go through the warp's own rows of q in shared memory (`mine`), to be written to
-// memory in 16-byte accesses.
-__device__ __forceinline__ void write_rows(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
-  int lane = threadIdx.x % 32;
-  float inverse[2];
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    int r = h * 8 + lane / 4;
-    float sum = w.sum[h];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    inverse[h] = 1.0f / sum;
-    if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.row_max[h] + log2f(sum)) * 0.6931471805599453f;
-  }
-#pragma unroll
-  for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
-    u32 r[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const float *x = w.o[n / 4] + n % 4 * 8 + e * 2;
-      r[e] = pack<TYPE>(__fmul_rn(x[0], inverse[e % 2]), __fmul_rn(x[1], inverse[e % 2]));
-    }
-    u32 at = mine + n / 4 * TILE + tile_at(lane % 16, n % 4 * 2 + lane / 16);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-  }
-  __syncwarp();
-  constexpr int per = PANELS * 8;
-#pragma unroll
-  for (int i = 0; i < 16 * per / 32; i++) {
-    int at = lane + i * 32, r = at / per, word = at % per;
-    if (r < rows)
-      *(uint4 *)(to + (long long)r * heads * HEAD_DIM + word * 8) = load_shared(mine + word / 8 * TILE + tile_at(r, word % 8));
-  }
-}
-
 // Computes o of a warpgroup's 64 queries, from number `first` of the sequence on; `mine` is the address of this
 // warp's 16 queries in shared memory and `visible_keys` the number of keys that the block's queries see. In the loop, Q
 // K^T of step t and P V of step t - 1 are in flight together; the softmax of step t runs while P V finishes.
@@ -320,12 +246,7 @@ __device__ __forceinline__ void attend(Rows &rows, const Keys &keys, bool reside
 #pragma unroll
   for (int c = 0; c < HEAD_DIM / 16; c++)
     ldmatrix(rows.q[c], mine + c / 4 * TILE + tile_at(lane % 16, c % 4 * 2 + lane / 16));
-#pragma unroll
-  for (int c = 0; c < PANELS; c++)
-#pragma unroll
-    for (int i = 0; i < 32; i++) rows.o[c][i] = 0.0f;
-  rows.row_max[0] = rows.row_max[1] = -INFINITY;
-  rows.sum[0] = rows.sum[1] = 0.0f;
+  rows.clear();
   float s[32];
   u32 p[STEP / 16][4];
   auto mask_and_softmax = [&](int t) {
@@ -418,7 +339,7 @@ __device__ __forceinline__ void attend_block(const Keys &keys, bool resident, in
     u32 staging = queries + m * PANELS * TILE + warp * 2048;
     attend(rows, keys, resident, visible_keys, first + m * STEP, staging, factor, slope);
     if (mine >= remaining) continue;
-    write_rows(rows, staging, o + (long long)mine * heads * HEAD_DIM, lse ? lse + (long long)mine * heads : lse, heads,
+    write_rows<TILE, false>(rows, staging, o + (long long)mine * heads * HEAD_DIM, lse ? lse + (long long)mine * heads : lse, heads,
                remaining - mine);
   }
 }
@@ -427,9 +348,7 @@ __device__ __forceinline__ void attend_block(const Keys &keys, bool resident, in
 // (T, H d); lse: (T, H) or null. Grid: a block for every `heads_per_block` heads (1 if GROUPS > 1) and each number
 // below T / ROWS + S (`block_of`).
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int group, float scale, u32 *status, int heads_per_block) {
+attention(ATTENTION_PARAMETERS) {
   after_predecessors();
   extern __shared__ __align__(1024) u16 memory[]; // (ROWS, d) of q, later o; STAGES times k and v: (STEP, d) each
   int head_groups = (heads + heads_per_block - 1) / heads_per_block;
@@ -460,3 +379,4 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     __syncthreads(); // all warps have read this head's keys before the next head's are copied over them
   }
 }
+PARAMETERS(attention, 136, 132);

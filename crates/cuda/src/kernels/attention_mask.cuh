@@ -1,6 +1,10 @@
 // Which pairs of queries and keys a mask admits. Constant: MASK (0 full, 1 causal, 2 sliding window, 3 block-sparse). Kernels of the first
 // two masks only define CAUSAL instead.
 
+#pragma once
+
+#include "common.cuh"
+
 #ifndef MASK
 #define MASK CAUSAL
 #endif

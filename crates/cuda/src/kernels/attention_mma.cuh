@@ -2,6 +2,10 @@
 // the file's constant d. A row of shared memory has d columns, zeros up to DP, and LD elements to the next row: an odd
 // number of 16-byte words, so that the eight rows of an ldmatrix lie in different banks.
 
+#pragma once
+
+#include "common.cuh"
+
 #define DP ((HEAD_DIM + 15) / 16 * 16) // d, padded to the depth of an mma
 #define LD (DP + 8)
 #define LOG2E 1.4426950408889634f

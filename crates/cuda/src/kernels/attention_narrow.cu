@@ -20,6 +20,12 @@
 // Constants: HEAD_DIM (d), TABLE (element type of cos and sin); for speed alone WARPS that compute, LOAD_WARPS, MT
 // tiles of 16 queries per warp, TILE keys of a slot, STAGES slots, BLOCKS per multiprocessor.
 
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "copies.cuh"
+#include "attention_narrow_loads.cuh"
+
 #define LOG2E 1.4426950408889634f
 __device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 __device__ __forceinline__ float inverse_fast(float x) { float r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
@@ -321,9 +327,7 @@ __device__ __forceinline__ void attend(Memory &m, SlotCursor &cursor, Operands x
 // q: (T, H d), k, v: (T, H d), each with the stride of its rows; spans: (S, 2); cos, sin: (longest, d/2); o:
 // (T, H d); lse: (T, H) or null. Grid: any number of blocks.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long long kv_stride, const int *spans,
-          int sequences, int tokens, const Angle *cosines, const Angle *sines, int longest, u16 *o, float *lse, int heads,
-          int, float scale, u32 *status) {
+attention(ATTENTION_PARAMETERS) {
   extern __shared__ __align__(128) char bytes[];
   Memory &m = *(Memory *)bytes;
   const int warp = threadIdx.x / 32;
@@ -350,3 +354,4 @@ attention(const u16 *q, const u16 *k, const u16 *v, long long q_stride, long lon
     cursor.next_item();
   }
 }
+PARAMETERS(attention, 136, 132);

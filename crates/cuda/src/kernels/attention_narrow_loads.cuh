@@ -7,6 +7,13 @@
 // Invariant: slots are filled, read and released in the order of their numbers, synchronised by barriers alone;
 // the rotation of a row is a function of the row and its position.
 
+#pragma once
+
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "copies.cuh"
+
 #define THREADS ((WARPS + LOAD_WARPS) * 32)
 #define ROWS (WARPS * MT * 16)        // queries of an item
 #define HALF (HEAD_DIM / 2)
@@ -16,8 +23,6 @@
 #define PASSES (TYPE == 1 ? 1 : 2)    // passes over an item's keys: f16 finds the maxima first
 static_assert(HEAD_DIM == 16 || HEAD_DIM == 24 || HEAD_DIM == 32, "a narrow head");
 static_assert(TILE % 16 == 0, "blocks of 16 keys");
-
-typedef Element<TABLE>::type Angle;
 
 // The thread's lane in its warp. The asm is volatile so that the compiler reads it again at each use: addresses
 // derived from it are then recomputed and do not occupy registers between their uses.

@@ -14,35 +14,26 @@
 // Constants: HEAD_DIM (d), ROTARY, TABLE (element type of cos and sin), ALIBI, CAUSAL; for speed alone GROUPS, LOAD_GROUPS
 // (the number of warpgroups that hold the producer and the helper warps) and SLOTS.
 
-#define LOG2E 1.4426950408889634f
-__device__ __forceinline__ float exp2_fast(float x) { float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "warpgroup.cuh"
+#include "attention_wgmma.cuh"
+#include "copies.cuh"
+#include "attention_persistent_loads.cuh"
 
-__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
-}
-
-// wgmma with a in shared memory too: (64, 16) (16, 64) -> (64, 64)
-__device__ __forceinline__ void wgmma_shared(float (&c)[32], u64 a, u64 b, int add) {
-  asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n64k16" WGMMA_TYPES " {" UP_TO_31 "}, %32, %33, add, 1, 1, 0, 0;\n}"
-               : C8(0), C8(8), C8(16), C8(24) : "l"(a), "l"(b), "r"(add));
-}
 // Barrier of one warpgroup.
 __device__ __forceinline__ void warpgroup_barrier() {
   asm volatile("bar.sync %0, 128;" ::"r"(threadIdx.x / 128 + 1) : "memory");
 }
 
 // State of a warp's 16 queries. A thread has rows lane / 4 and lane / 4 + 8.
-struct Rows {
+struct Rows : RowSums {
 #if QUERIES_IN_SHARED
   u32 q; // descriptor of the warpgroup's queries in shared memory
 #else
   u32 q[HEAD_DIM / 16][4];
 #endif
-  float o[PANELS][32];    // sums of exp2(score - row_max) v
-  float row_max[2], sum[2];   // as in attention.cu; the sum is of this thread's keys
-  float correction[2];        // factor for o if the maximum has grown
 };
 
 // Descriptors of the tiles of a slot (tile_of), of which only the low half differs.
@@ -140,59 +131,6 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
     }
   }
   return max_grew;
-}
-
-__device__ __forceinline__ void rescale(Rows &rows) {
-#pragma unroll
-  for (int c = 0; c < PANELS; c++)
-#pragma unroll
-    for (int i = 0; i < 32; i++) rows.o[c][i] = __fmul_rn(rows.o[c][i], rows.correction[i / 2 % 2]);
-}
-
-// Packs the weights as operand a of P V.
-__device__ __forceinline__ void pack_weights(u32 (&p)[STEP / 16][4], const float (&s)[32]) {
-#pragma unroll
-  for (int n = 0; n < STEP / 16; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
-}
-
-// Writes o / sum to `to`, through the warp's own rows in shared memory, and the log-sum-exp to `lse`. Both point to the
-// warp's first row, of which `rows` exist.
-__device__ __forceinline__ void write_rows(const Rows &w, u32 mine, u16 *to, float *lse, int heads, int rows) {
-  int lane = threadIdx.x % 32;
-  float inverse[2];
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    int r = h * 8 + lane / 4;
-    float sum = w.sum[h];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    inverse[h] = 1.0f / sum;
-    if (lse && lane % 4 == 0 && r < rows) lse[(long long)r * heads] = (w.row_max[h] + log2f(sum)) * 0.6931471805599453f;
-  }
-  __syncwarp(); // all lanes have read the earlier contents
-#pragma unroll
-  for (int n = 0; n < HEAD_DIM / 16; n++) { // 16 columns, as ldmatrix reads them
-    u32 r[4];
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      const float *x = w.o[n / 4] + n % 4 * 8 + e * 2;
-      r[e] = pack<TYPE>(__fmul_rn(x[0], inverse[e % 2]), __fmul_rn(x[1], inverse[e % 2]));
-    }
-    u32 at = mine + n / 4 * 2048 + tile_at(lane % 16, n % 4 * 2 + lane / 16);
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-  }
-  __syncwarp();
-  constexpr int per = PANELS * 8;
-#pragma unroll
-  for (int i = 0; i < 16 * per / 32; i++) {
-    int at = lane + i * 32, r = at / per, word = at % per;
-    if (r < rows)
-      *(uint4 *)(to + (long long)r * heads * HEAD_DIM + word * 8) = load_shared(mine + word / 8 * 2048 + tile_at(r, word % 8));
-  }
-  __syncwarp(); // queries come next
 }
 
 // Releases a slot: `release` by one lane for the whole warp, `release_by_lane` by each lane for itself.
@@ -322,12 +260,7 @@ __device__ __forceinline__ void attend_tile(const RingBuffer &ring, SlotCursor &
   key_loop.row = first + warp * 16 + lane / 4, key_loop.keys = keys, key_loop.factor = factor, key_loop.slope = slope;
   load_queries(ring, key_loop.cursor, rows, staging_rows(ring));
   skip_slots(ring, key_loop.cursor, tiles - m - 1);
-#pragma unroll
-  for (int c = 0; c < PANELS; c++)
-#pragma unroll
-    for (int i = 0; i < 32; i++) rows.o[c][i] = 0.0f;
-  rows.row_max[0] = rows.row_max[1] = -INFINITY;
-  rows.sum[0] = rows.sum[1] = 0.0f;
+  rows.clear();
   if (visible_steps == 1) key_loop.first<true>();
   else key_loop.first<false>();
 #pragma unroll 1
@@ -343,7 +276,7 @@ __device__ __forceinline__ void attend_tile(const RingBuffer &ring, SlotCursor &
   int at = first + warp * 16, remaining = item.length - at;
   if (remaining <= 0) return;
   long long to = (long long)(item.start + at) * heads + item.head;
-  write_rows(rows, staging_rows(ring), o + to * HEAD_DIM, lse ? lse + to : lse, heads, remaining);
+  write_rows<2048, true>(rows, staging_rows(ring), o + to * HEAD_DIM, lse ? lse + to : lse, heads, remaining);
 }
 
 // q: (T, H d), k, v: (T, G d) from columns of their matrices on; spans: (S, 2); cos, sin: (longest, d/2); o: (T, H d);
@@ -388,3 +321,4 @@ attention(const __grid_constant__ Map q, const __grid_constant__ Map k, const __
     }
   }
 }
+PARAMETERS(attention, 3 * sizeof(Map) + 88, 3 * sizeof(Map) + 80);

@@ -4,8 +4,15 @@
 // Invariant: slots are filled, rotated, read and released in order of their numbers, synchronised by barriers alone;
 // the rotation of a slot is a function of its rows and their positions.
 
-#define STEP 64
-#define PANELS (HEAD_DIM / 64) // tiles of 64 columns, side by side
+#pragma once
+
+#include "common.cuh"
+#include "attention.cuh"
+#include "attention_args.cuh"
+#include "warpgroup.cuh"
+#include "attention_wgmma.cuh"
+#include "copies.cuh"
+
 #define ROWS (GROUPS * 64)
 #define HELPERS (LOAD_GROUPS * 4 - 1)
 #define THREADS ((GROUPS + LOAD_GROUPS) * 128)
@@ -15,12 +22,8 @@
 #define LOAD_REGISTERS (GROUPS == 4 ? 32 : GROUPS == 3 ? 48 : 56)
 #define CONSUMER_REGISTERS (GROUPS == 4 ? 112 : GROUPS == 3 ? 128 : 200)
 #define QUERIES_IN_SHARED (GROUPS == 4)
-#define HALF (HEAD_DIM / 2)
-#define TILE (STEP * 128) // bytes of 64 columns of a step
 #define SLOT (PANELS * TILE)
-static_assert(HEAD_DIM % 64 == 0, "tiles have 64 columns");
 static_assert(!QUERIES_IN_SHARED || (PANELS == 1 && LOAD_GROUPS == 1 && !ROTARY && !ALIBI && !CAUSAL), "no registers for more");
-typedef Element<TABLE>::type Angle;
 
 __device__ __forceinline__ uint4 load_shared(u32 at) {
   uint4 v;
@@ -99,18 +102,10 @@ struct SlotCursor {
   }
 };
 
-// Half-split rotary embedding of 8 adjacent columns and their partners, in place in shared memory (Su et al. 2021):
-// (a, b) -> (a cos - b sin, b cos + a sin).
+// Rotates 8 adjacent columns and their partners in place in shared memory.
 __device__ __forceinline__ void rotate_words(u32 low, u32 high, const float (&cosine)[8], const float (&sine)[8]) {
   uint4 x = load_shared(low), y = load_shared(high);
-  u32 *a = (u32 *)&x, *b = (u32 *)&y;
-#pragma unroll
-  for (int j = 0; j < 4; j++) {
-    float a0, a1, b0, b1, c0 = cosine[2 * j], c1 = cosine[2 * j + 1], s0 = sine[2 * j], s1 = sine[2 * j + 1];
-    unpack<TYPE>(a[j], a0, a1), unpack<TYPE>(b[j], b0, b1);
-    a[j] = pack<TYPE>(fmaf(a0, c0, -__fmul_rn(b0, s0)), fmaf(a1, c1, -__fmul_rn(b1, s1)));
-    b[j] = pack<TYPE>(fmaf(b0, c0, __fmul_rn(a0, s0)), fmaf(b1, c1, __fmul_rn(a1, s1)));
-  }
+  rotate_pairs(x, y, cosine, sine);
   store_shared(low, x), store_shared(high, y);
 }
 

@@ -2,6 +2,8 @@
 // column_sums.cu. A block has SUM_ROWS rows of 32 WIDTH columns, whose parameters stay in registers; warp w has rows w,
 // w + 8, ...
 
+#include "common.cuh"
+
 #define WARPS 8
 
 typedef Element<PARAM>::type P;
@@ -55,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     store_many<TYPE, WIDTH>(dx + at, d);
   });
 }
+PARAMETERS(batch_norm_input_grad, 72, 68);
 
 #else
 
@@ -80,5 +83,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     store_many<TYPE, WIDTH>(y + at, f);
   });
 }
+PARAMETERS(batch_norm_rows, 64, 56);
 
 #endif

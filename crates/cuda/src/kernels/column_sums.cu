@@ -7,6 +7,8 @@
 // 8, ... of its SUM_ROWS rows in order, then the sums of the warps are added in order of w; partial sums are added in
 // the same way by 32 warps.
 
+#include "common.cuh"
+
 #if defined(OF)
 
 #define WARPS 8
@@ -88,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     }
   }
 }
+PARAMETERS(column_sums, 56, 52);
 
 #else
 
@@ -129,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   if (to) to[column] = narrow<INTO>(sum);
   if (wide) wide[(long long)blockIdx.y * columns + column] = sum;
 }
+PARAMETERS(add_partials, 48, 40);
 
 #else
 
@@ -150,6 +154,7 @@ extern "C" __global__ void __launch_bounds__(1024)
   const float moved = of_squares ? sum / (float)(rows - 1) : mean;
   if (updated) updated[column] = fmaf(momentum, moved, (1.0f - momentum) * running[column]);
 }
+PARAMETERS(moments, 72, 68);
 
 #endif
 #endif

@@ -1,10 +1,34 @@
 // Header of every kernel file: element types without CUDA's headers, which NVRTC does not contain. A file is compiled
 // for one element type at a time: TYPE is 0 for f32, 1 for bf16, 2 for f16. Arithmetic is in f32.
 
+#pragma once
+
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
+
+// Layout of a kernel's parameters, which is that of a struct: what the host passes is a struct with the same fields in the
+// same order (kernel.rs). Parameters stay separate on the device, because NVRTC treats pointers in a struct worse: it ignores
+// their __restrict__, and then neither loads through the read-only cache nor joins adjacent stores.
+template <class Kernel> struct ParameterLayout;
+template <class... P> struct ParameterLayout<void(P...)> {
+  static constexpr int SIZES[] = {(int)sizeof(P)...};
+  static constexpr int ALIGNMENTS[] = {(int)alignof(P)...};
+  __device__ static constexpr int last() {
+    int at = 0;
+    for (int i = 0; i < (int)sizeof...(P); i++) {
+      if (i > 0) at += SIZES[i - 1];
+      at = (at + ALIGNMENTS[i] - 1) / ALIGNMENTS[i] * ALIGNMENTS[i];
+    }
+    return at;
+  }
+  __device__ static constexpr int size() { return (last() + SIZES[sizeof...(P) - 1] + 7) / 8 * 8; }
+};
+// Asserts the size of a kernel's parameters and the offset of the last one; the host asserts those of its struct.
+#define PARAMETERS(kernel, bytes, offset)                                                             \
+  static_assert(ParameterLayout<decltype(kernel)>::size() == (bytes), "size of what the host passes"); \
+  static_assert(ParameterLayout<decltype(kernel)>::last() == (offset), "order of what the host passes")
 
 #if TYPE == 0
 typedef float T;

@@ -1,8 +1,11 @@
 // Barriers in shared memory (mbarrier) and loads by Hopper's tensor memory accelerator (TMA), which signal their
 // completion at such barriers.
 
-// A tensor map (CUtensorMap), encoded by the host and passed as a kernel parameter.
+#pragma once
 
+#include "common.cuh"
+
+// A tensor map (CUtensorMap), encoded by the host and passed as a kernel parameter.
 struct __align__(64) Map { u64 words[16]; };
 
 __device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }

@@ -10,6 +10,8 @@
 // threads; WIDTH, the logits of an access: 4 if V is a multiple of 4, else 1. For copies of rows TYPE and WIDTH, the
 // elements of an access. For the sum none.
 
+#include "common.cuh"
+
 #define INFINITE __int_as_float(0x7F800000)
 
 #if defined(GROUP)
@@ -90,6 +92,7 @@ cross_entropy(const float *__restrict__ logits, const B *__restrict__ bias, cons
     terms[row] = lse - (from[target] + (bias ? widen<BIAS>(bias[target]) : 0.0f));
   }
 }
+PARAMETERS(cross_entropy, 64, 56);
 
 // g (R, stride), with zeros behind the V classes: g = dloss (softmax (1 + 2 z lse) - onehot(target)) of the rows that
 // count, zeros of the others. Grid: R rows by BLOCK / GROUP.
@@ -118,6 +121,7 @@ cross_entropy_grad(const float *__restrict__ logits, const B *__restrict__ bias,
     store_many<TYPE, WIDTH>(to + c, x);
   }
 }
+PARAMETERS(cross_entropy_grad, 80, 72);
 
 #elif defined(WIDTH)
 
@@ -144,6 +148,7 @@ counted_rows(const T *__restrict__ x, const int *__restrict__ targets, T *__rest
     ((Raw *)y)[at] = raw;
   }
 }
+PARAMETERS(counted_rows, 40, 36);
 
 #else
 
@@ -177,5 +182,6 @@ loss_total(const float *__restrict__ lses, const float *__restrict__ terms, floa
     if (z_term) *z_term = (float)term;
   }
 }
+PARAMETERS(loss_total, 56, 48);
 
 #endif

@@ -8,6 +8,9 @@
 //
 // Constants: WIDTH, elements of an access, of which `columns` is a multiple; TOP_K, the choices of a token.
 
+#include "common.cuh"
+#include "rows.cuh"
+
 #define WARPS 8
 
 __device__ __forceinline__ u64 own_row() { return (u64)blockIdx.x * WARPS + threadIdx.x / 32; }
@@ -88,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   after_predecessors();
   collect<true>(rows, gates, places, y, status, tokens, columns);
 }
+PARAMETERS(combine, 56, 48);
 
 // Gradient of combine: drows[r] = gates[order[r]] dy[order[r] / k], dgates[order[r]] = dy[order[r] / k] . rows[r]; zeros
 // where order is negative and where places is negative. dy: (T, columns), rows, drows: (choices, columns), gates,
@@ -130,3 +134,4 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   dot = warp_sum(dot);
   if (dgates && lane == 0) dgates[choice] = dot;
 }
+PARAMETERS(combine_grad, 80, 72);

@@ -2,6 +2,10 @@
 //
 // Invariant: a thread reads an element before it writes it, so that y may be x.
 
+#include "common.cuh"
+#include "activation.cuh"
+#include "elementwise.cuh"
+
 // ReLU: max(x, 0). max.NaN propagates NaN, which fmaxf would replace by 0.
 __device__ __forceinline__ float positive_part(float x) {
   float y;

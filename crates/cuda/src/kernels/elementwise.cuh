@@ -2,6 +2,10 @@
 // 16 bytes, a block's width apart, and loads all of them before the first use. Matrices are row-major and start at
 // multiples of 256 bytes. Nothing behind the last element is touched.
 
+#pragma once
+
+#include "common.cuh"
+
 #define THREADS 256
 
 // Loads and stores elements at .. at + MANY of n: by one access, or one by one at the end of the array.

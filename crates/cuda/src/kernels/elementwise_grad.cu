@@ -5,6 +5,11 @@
 // Invariant: a thread reads an element before it writes it, and a warp reads a row before it writes it, so that an
 // output may be an input of the same shape.
 
+#include "common.cuh"
+#include "activation_grad.cuh"
+#include "elementwise.cuh"
+#include "packs.cuh"
+
 #if defined(GRADIENT)
 
 // Gradient accumulation: y = keep == 0 ? g : acc + g, in f32, rounded to TYPE, the element type of acc. g has the
@@ -173,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
     if (column >= width) column -= width, row++;
   }
 }
+PARAMETERS(dropout, 72, 64);
 
 #else
 

@@ -18,6 +18,8 @@
 // elements, N and K multiples of 8. `grouped` (FORM only): any type and width, by fused multiply-adds. `column_sums`
 // (WIDTH: elements of an access).
 
+#include "common.cuh"
+
 #if defined(WIDTH)
 
 #define WARPS 8
@@ -294,6 +296,7 @@ grouped_mma(const T *__restrict__ a, const T *__restrict__ b, const T *__restric
       }
   }
 }
+PARAMETERS(grouped_mma, 64, 60);
 
 #else
 
@@ -365,6 +368,7 @@ grouped(const T *__restrict__ a, const T *__restrict__ b, const T *__restrict__ 
       y[(y0 + row) * columns + column] = store(s);
     }
 }
+PARAMETERS(grouped, 64, 60);
 
 #endif
 #endif

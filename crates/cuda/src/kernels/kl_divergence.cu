@@ -8,6 +8,8 @@
 //
 // Constants: TYPE, the element type of x, y and dx.
 
+#include "common.cuh"
+
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define INFINITE __int_as_float(0x7F800000)

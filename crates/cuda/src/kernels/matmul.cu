@@ -7,6 +7,9 @@
 // Invariant: one thread sums an element with fused multiply-adds over k in order, then adds the residual, then
 // the bias.
 
+#include "common.cuh"
+#include "activation.cuh"
+
 #define TILE 64   // rows of x and rows of w per block
 #define DEPTH 16  // columns of k per iteration
 #define PER_THREAD 4    // rows and columns of y per thread
@@ -97,6 +100,7 @@ matmul(const X *__restrict__ x, const X *__restrict__ w, const float *__restrict
       }
     }
 }
+PARAMETERS(matmul, 72, 68);
 
 // Fills out (count) with pseudo-random numbers in [-1, 1), with QUANTIZED times 448 as e4m3, which depend only on
 // their index and the seed. Grid: any number of blocks (grid-stride loop).

@@ -21,6 +21,9 @@
 // and BN rows of w of a tile, ROW_WARPS, COLUMN_WARPS, STAGES, ALIGN: bytes to which every row of x and w is
 // aligned (16, 4, 2), WIDE: if set, y and r are f32, and a residual is added to the unrounded sum.
 
+#include "common.cuh"
+#include "activation.cuh"
+
 #if defined(WIDE)
 typedef float Y;
 __device__ __forceinline__ Y store_sum(float x) { return x; }
@@ -220,3 +223,4 @@ mma(const T *__restrict__ x, const T *__restrict__ w, const T *__restrict__ b, c
       }
   }
 }
+PARAMETERS(mma, 56, 48);

@@ -3,6 +3,9 @@
 //
 // Invariant: a thread reads its elements of a row before it writes them, so that y may be x.
 
+#include "common.cuh"
+#include "rows.cuh"
+
 #if defined(COLUMNS)
 
 typedef typename Element<PARAM>::type P;
@@ -12,18 +15,14 @@ constexpr bool PARAMS_IN_REGISTERS = GROUP <= 512 && VECTORS * WIDTH <= 24;
 
 // Layer norm (Ba, Kiros and Hinton 2016): mean = sum x / D; rstd = 1 / sqrt(sum (x - mean)^2 / D + eps); y = (x
 // - mean) rstd gamma + beta. x, y: (R, COLUMNS), gamma, beta: (COLUMNS) of type PARAM, means, rstds: (R) or
-// null. A group processes `each` adjacent rows. With QUANTIZED, y is also quantized from f32 to `quantized` (R, STRIDE)
+// null. A group processes `rows_per_group` adjacent rows. With QUANTIZED, y is also quantized from f32 to `quantized` (R, STRIDE)
 // and scales (R), and y may be null.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     layer_norm(const T *x, const P *__restrict__ gamma, const P *__restrict__ beta, T *y, float *means,
-               float *rstds, long long rows, int each, float eps
-#if defined(QUANTIZED)
-               , u8 *quantized, float *scales
-#endif
-    ) {
+               float *rstds, long long rows, int rows_per_group, float eps, u8 *quantized, float *scales) {
   after_predecessors();
   const int lane = threadIdx.x % GROUP;
-  const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
+  const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * rows_per_group;
   Raw raw[1][VECTORS], next[VECTORS];
   if constexpr (PARAMS_IN_REGISTERS) load_raw(x, first, rows, lane, next);
   float g[PARAMS_IN_REGISTERS ? VECTORS : 1][WIDTH], b[PARAMS_IN_REGISTERS ? VECTORS : 1][WIDTH];
@@ -36,13 +35,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
       load_many<PARAM, WIDTH>(beta + at * WIDTH, b[v]);
     }
   }
-  // All groups of a block run `each` rounds, even behind the last row: the sums contain barriers.
-  for (int i = 0; i < each; i++) {
+  // All groups of a block run `rows_per_group` rounds, even behind the last row: the sums contain barriers.
+  for (int i = 0; i < rows_per_group; i++) {
     const long long row = first + i;
     if constexpr (PARAMS_IN_REGISTERS) {
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) raw[0][v] = next[v];
-      if (i + 1 < each) load_raw(x, row + 1, rows, lane, next);
+      if (i + 1 < rows_per_group) load_raw(x, row + 1, rows, lane, next);
     } else {
       load_raw(x, row, rows, lane, raw[0]);
     }
@@ -69,6 +68,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 #endif
   }
 }
+PARAMETERS(layer_norm, 80, 72);
 
 #elif defined(PARAM)
 
@@ -87,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(256)
     y[row + c] = store(fmaf(scaled, widen<PARAM>(gamma[c]), widen<PARAM>(beta[c])));
   }
 }
+PARAMETERS(batch_norm, 56, 52);
 
 #else
 

@@ -7,6 +7,9 @@
 // Invariant: all accesses to a row's elements of dy and x come before the row's elements of dx are written by the same
 // threads, so that dx may be dy or x. The order of all sums depends on COLUMNS, GROUP and row numbers only.
 
+#include "common.cuh"
+#include "rows.cuh"
+
 typedef Element<PARAM>::type P;
 
 #if defined(STAT)
@@ -128,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1)
     if (CENTRED) store_many<0, WIDTH>(to + COLUMNS + at * WIDTH, dbeta[v]);
   }
 }
+PARAMETERS(norm_grad, 64, 56);
 
 #else
 
@@ -176,6 +180,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     store_many<TYPE, WIDTH>(dx + c, d);
   }
 }
+PARAMETERS(norm_grad_wide, 56, 48);
 
 #endif
 
@@ -185,22 +190,22 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 constexpr bool AHEAD = GROUP <= 512 && VECTORS * WIDTH <= 24;
 
 // RMS norm (Zhang and Sennrich 2019): rstd = 1 / sqrt(sum x^2 / D + eps), y = x rstd gamma. x, y: (R, COLUMNS), gamma:
-// (COLUMNS) of type PARAM, rstds: (R); y or rstds may be null, and y may be x. A group processes `each` adjacent
+// (COLUMNS) of type PARAM, rstds: (R); y or rstds may be null, and y may be x. A group processes `rows_per_group` adjacent
 // rows.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-    rms_norm(const T *x, const P *__restrict__ gamma, T *y, float *rstds, long long rows, int each, float eps) {
+    rms_norm(const T *x, const P *__restrict__ gamma, T *y, float *rstds, long long rows, int rows_per_group, float eps) {
   after_predecessors();
   const int lane = threadIdx.x % GROUP;
-  const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * each;
+  const long long first = ((long long)blockIdx.x * (BLOCK / GROUP) + threadIdx.x / GROUP) * rows_per_group;
   Raw raw[VECTORS], next[VECTORS];
   if constexpr (AHEAD) load_raw(x, first, rows, lane, next);
-  // All groups of a block run `each` rounds, even behind the last row: the sums contain barriers.
-  for (int i = 0; i < each; i++) {
+  // All groups of a block run `rows_per_group` rounds, even behind the last row: the sums contain barriers.
+  for (int i = 0; i < rows_per_group; i++) {
     const long long row = first + i;
     if constexpr (AHEAD) {
 #pragma unroll
       for (int v = 0; v < VECTORS; v++) raw[v] = next[v];
-      if (i + 1 < each) load_raw(x, row + 1, rows, lane, next);
+      if (i + 1 < rows_per_group) load_raw(x, row + 1, rows, lane, next);
     } else {
       load_raw(x, row, rows, lane, raw);
     }
@@ -230,5 +235,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     }
   }
 }
+PARAMETERS(rms_norm, 48, 44);
 
 #endif

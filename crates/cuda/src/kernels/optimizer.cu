@@ -8,6 +8,9 @@
 // means. Sums (of squares, of means) are f64: partial sums of fixed ranges, added in a fixed order. A thread reads its
 // elements before it writes them, so outputs may be inputs.
 
+#include "common.cuh"
+#include "elementwise.cuh"
+
 // Elements of a vector access of the f32 states.
 #define MANY 4
 
@@ -80,6 +83,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store_some<0, MANY>(v_new, at, n, vs);
   }
 }
+PARAMETERS(adamw, 96, 92);
 
 // SGD (torch.optim.SGD), with momentum if `buffer` is not null. hyper (1): lr.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -113,6 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (buffer) store_some<0, MANY>(buffer_new, at, n, bs);
   }
 }
+PARAMETERS(sgd, 80, 72);
 
 // Average of a parameter (tf.train.ExponentialMovingAverage): mean (n) to mean_new after the update of p (n). steps (1) is
 // the number of earlier steps. The weight of p is computed in f64 as on the CPU.
@@ -143,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store_some<0, MANY>(mean_new, at, n, es);
   }
 }
+PARAMETERS(ema, 56, 48);
 
 // Counter of the steps that are not skipped, at most 2^24, where f32 can no longer add 1. One thread.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -192,6 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
   if (norm) norm[0] = rounded;
 }
+PARAMETERS(grad_scale, 48, 40);
 
 // Adafactor without first moment (Shazeer and Stern 2018), in five passes, since the root mean square of the whole
 // update is needed before the first element is updated. hyper (2): lr, b2. A vector is one row without row means.
@@ -234,6 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   for (long long c = 0; c < chunks; c++) sum += partial[c * columns + column];
   means[column] = moved(old[column], sum, rows, hyper[1], eps1);
 }
+PARAMETERS(adafactor_column_means, 56, 52);
 
 // The row means R (rows); one block per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -249,6 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   sum = block_sum(sum);
   if (threadIdx.x == 0) means[row] = is_ok(scale) ? moved(old[row], sum, columns, hyper[1], eps1) : old[row];
 }
+PARAMETERS(adafactor_row_means, 48, 44);
 
 // The mean of the row means, mean(R), to numbers[0]; one block.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -284,6 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   sum = block_sum(sum);
   if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
+PARAMETERS(adafactor_squares, 64, 56);
 
 // numbers[1], numbers[2]: the factor of u, lr / max(1, rms(u) / clip), and of p, 1 - lr decay; one block.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -296,6 +306,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   numbers[1] = lr / fmax(rms / (double)clip, 1.0);
   numbers[2] = 1.0 - lr * (double)decay;
 }
+PARAMETERS(adafactor_rate, 48, 44);
 
 // p_new = left p - rate u.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -316,6 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     p_new[i] = ok ? fmaf(left, old, -rate * direction(g, row, column, average, factor, i, columns)) : old;
   }
 }
+PARAMETERS(adafactor, 72, 64);
 
 // AdamW with 8-bit moments in blocks of 256 elements (Dettmers et al. 2022). A moment is one of 256 values of a table,
 // times the largest magnitude of its block.
@@ -471,3 +483,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
   }
 }
+PARAMETERS(adamw_8bit, 128, 124);

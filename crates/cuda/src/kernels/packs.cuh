@@ -4,6 +4,10 @@
 // Invariant: packs only say which rows belong together. A kernel stays inside its operands whatever their words are:
 // it limits rows that it uses as indices to the rows of the step.
 
+#pragma once
+
+#include "common.cuh"
+
 #define PACK_WORDS 6
 #define PACK_TOKENS 0 // the first row of a pack of tokens; the next word is their end
 #define PACK_TARGETS 4

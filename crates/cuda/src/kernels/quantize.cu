@@ -2,6 +2,10 @@
 //
 // Invariant: values are quantized from f32, before any rounding to an element type.
 
+#include "common.cuh"
+#include "rows.cuh"
+#include "activation.cuh"
+
 // The function OF that is applied before quantization: none, GELU, or a gated linear unit (first half of the
 // row is the gate of the second).
 

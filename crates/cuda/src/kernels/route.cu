@@ -18,6 +18,10 @@
 //
 // Constants: EXPERTS, the number of experts, at most 256; CHUNK, tokens of a chunk; PACKED.
 
+#include "common.cuh"
+#include "rows.cuh"
+#include "packs.cuh"
+
 #define WARPS 8
 #define THREADS (32 * WARPS)
 #define BLOCKS 4 // per multiprocessor; left alone, the compiler aims at eight and spills registers
@@ -208,6 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncthreads();
   for (int e = threadIdx.x; e < EXPERTS; e += THREADS) counts[(long long)e * gridDim.x + blockIdx.x] = of_chunk[e];
 }
+PARAMETERS(choose, 72, 68);
 
 // Replaces the counts (E, chunks) of each expert by their exclusive prefix sums, and writes the rows of each expert to
 // totals (E). With PACKED, these are the choices up to the limit of each pack; kept (E, pack_count) gets the rows of each
@@ -248,6 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   }
   if (threadIdx.x == 0) totals[blockIdx.x] = before;
 }
+PARAMETERS(rank_chunks, 56, 48);
 
 // Gives each choice its row. chosen: (T, k), ranks: (E, chunks), totals: (E) and with PACKED kept: (E, pack_count), as
 // `rank_chunks` writes them; gates: (T, k), order, places: (kT), offsets: (E + 1), dropped: (1), each or null. Grid: one
@@ -313,6 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (gates && !fits) gates[i] = 0.0f;
   }
 }
+PARAMETERS(place, 104, 96);
 
 // Gradient of the gates: dlogits = p (g - sum p g), where g is the gradient of the gate of each expert, 0 where it was
 // not chosen or dropped, and p the softmax of the logits, with `renormalise` among the chosen experts only. dgates:
@@ -358,6 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   for (int v = 0; v < EACH; v++)
     if (v * 32 + lane < EXPERTS) dlogits[t * EXPERTS + v * 32 + lane] = store(x[v] / sum * (g[v] - mean));
 }
+PARAMETERS(route_grad, 64, 56);
 
 // Partial sums of the router's losses over a chunk: for each expert the sum of its probabilities, then the sum of
 // lse^2, to sums (chunks, E + 1); the choices of each expert to counts (chunks, E). logits: (T, E), experts: (T, k),
@@ -399,6 +407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (e < EXPERTS) counts[(long long)blockIdx.x * EXPERTS + e] = of_chunk[e];
   }
 }
+PARAMETERS(router_sums, 72, 64);
 
 // The router's losses from the sums of `router_sums`. A block adds the chunks of a pack and writes the two terms of the
 // pack, times its targets, to terms (pack_count, 2); the block that finishes last adds the packs in order. done: (1), the
@@ -474,6 +483,7 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS)
   if (balance) *balance = (float)squares[0];
   if (z) *z = (float)squares[1];
 }
+PARAMETERS(router_loss, 88, 80);
 
 // Counts the choices of each expert in a chunk: counts (chunks, E). experts: (T, k), packs: (pack_count, 6). Grid: one
 // block per chunk.
@@ -489,6 +499,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   __syncthreads();
   for (int e = threadIdx.x; e < EXPERTS; e += THREADS) counts[(long long)blockIdx.x * EXPERTS + e] = of_chunk[e];
 }
+PARAMETERS(count_choices, 48, 40);
 
 // From the counts (chunks, E) of `count_choices`, for each pack the share of each expert in its choices, then its
 // targets for each token, 0 without tokens: shares (pack_count, E + 1). Grid: one block per pack.
@@ -554,3 +565,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if (v * 32 + lane < EXPERTS)
       dlogits[t * EXPERTS + v * 32 + lane] = store(x[v] / sum * fmaf(balance, f[v] - mean, of_lse));
 }
+PARAMETERS(router_loss_grad, 56, 52);

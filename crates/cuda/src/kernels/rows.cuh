@@ -7,6 +7,10 @@
 // Invariant: the order of a row's sums depends on COLUMNS and GROUP only, not on the number of rows or the
 // row's position.
 
+#pragma once
+
+#include "common.cuh"
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   // A butterfly: every lane adds the same pairs, so all end with the same bits.

@@ -5,6 +5,9 @@
 // that is counted from the sequence's first row. Ids, row numbers and spans are checked before they are used as
 // indices; invalid ones set `status`, and their rows of the output are not written.
 
+#include "common.cuh"
+#include "sequence.cuh"
+
 #if defined(WIDTH)
 
 // Rows have `columns` elements, a multiple of WIDTH (the elements of one access); a warp processes one row.
@@ -54,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   const u64 t = (u64)blockIdx.x * WARPS + threadIdx.x / 32;
   if (t < tokens) embed_row(ids[t], table, row, x, t, vocabulary, columns, 1.0f, status);
 }
+PARAMETERS(embed, 56, 52);
 
 // Embedding lookup with ESM's token dropout (fair-esm 2.0.0, esm2.py): rows of the token `mask` are zero, all
 // other rows of a sequence are multiplied by keep / (1 - masked / length), in f32. Rows outside of all
@@ -74,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     else embed_row(ids[t], table, row, x, t, vocabulary, columns, scale, status);
   }
 }
+PARAMETERS(embed_dropout, 80, 72);
 
 #else
 
@@ -139,6 +144,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     y[(u64)s * columns + block + c] = total / count;
   }
 }
+PARAMETERS(segment_mean, 64, 56);
 
 #endif
 

@@ -1,5 +1,9 @@
 // Spans of sequences, and the scale of ESM's token dropout. Shared by the operations on sequences and their gradients.
 
+#pragma once
+
+#include "common.cuh"
+
 #define WARPS 8
 
 // Rows of sequence s, and the rows in front of it: those between it and sequence s - 1. For s = sequences, the rows

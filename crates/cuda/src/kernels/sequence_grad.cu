@@ -11,6 +11,9 @@
 // cut at multiples of RUN_ROWS. Ids, row numbers and spans are checked before they are used as indices; invalid ones
 // set `status` and get the key `limit`, which is behind all table rows and is summed nowhere.
 
+#include "common.cuh"
+#include "sequence.cuh"
+
 #if defined(SORT)
 
 // Keys and positions in a chunk of the sort: a block of 256 threads has 1024, a warp 128 adjacent ones.
@@ -47,6 +50,7 @@ extern "C" __global__ void __launch_bounds__(256)
     scales[t] = counted ? scale : 0.0f;
   }
 }
+PARAMETERS(token_keys, 64, 60);
 
 // counts[digit, chunk] = number of keys of the chunk with the digit at bit `shift`. counts: (256, chunks).
 extern "C" __global__ void __launch_bounds__(256)
@@ -152,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(256)
     positions_out[to] = positions ? positions[at] : (u32)at;
   }
 }
+PARAMETERS(scatter_digits, 56, 48);
 
 // starts[v] = number of sorted keys below v, for v in 0 ..= limit: table row v has the sorted positions starts[v] ..
 // starts[v + 1].
@@ -204,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
     }
   }
 }
+PARAMETERS(segment_mean_grad, 64, 56);
 
 #else
 
@@ -269,6 +275,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 2)
   const bool whole = !from_before && starts[key + 1] <= first + RUN_ROWS;
   if (inside) write_sum(sum, whole, table + (u64)key * columns + column, is_head ? partial : partial + columns);
 }
+PARAMETERS(sum_runs, 64, 60);
 
 // Completes table (limit, columns): rows without positions become zeros, and rows whose range crosses a boundary of
 // runs become the sum of their partial sums. With ROW_WARPS 1 a warp has a row; with ROW_WARPS 8, for few rows with long

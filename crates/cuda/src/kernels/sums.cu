@@ -10,6 +10,8 @@
 // Constants: for the partial sums TYPE, ROWS, and WIDTH: elements of an access, 16 bytes if all rows are multiples of
 // them, else 1. For the total OUT, the element type of the result.
 
+#include "common.cuh"
+
 #define THREADS 256
 #define GROUPS 8 // warps of a block
 

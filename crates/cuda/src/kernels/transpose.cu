@@ -8,6 +8,8 @@
 //
 // Invariant: nothing behind the last row of x is read; the padding of y is written as zeros.
 
+#include "common.cuh"
+
 #define TILE 64
 #define THREADS 256
 #define WIDTH (TYPE == 0 ? 4 : 8)      // elements in 16 bytes

@@ -3,10 +3,13 @@
 //
 // Invariant: an element of c is a function of its row of a, its column of b and its previous value.
 
+#pragma once
+
+#include "common.cuh"
+
 // Byte offset of a 16-byte word in a tile: rows of 64 elements (128 bytes), where word w of row r is stored at
 // w ^ (r % 8). This is the 128-byte swizzle of TMA and wgmma, and is free of bank conflicts along rows and
 // columns. A tile starts at a multiple of 1024 bytes, since the hardware takes the swizzle from address bits.
-
 __device__ __forceinline__ u32 tile_at(int row, int word) { return row * 128 + ((word ^ (row % 8)) * 16); }
 
 // Orders this thread's writes to shared memory before later reads by wgmma, which go through the asynchronous proxy.

@@ -18,6 +18,11 @@
 // split the rows of a tile); CLUSTER, the blocks of a cluster, one below the other; GROUP, the rows of tiles that are
 // processed over all columns before the next rows, so that their loads hit L2.
 
+#include "common.cuh"
+#include "activation.cuh"
+#include "copies.cuh"
+#include "wgmma.cuh"
+
 #define WM (64 * MA)                         // rows of a warpgroup's tile
 #define GROUPS_PER_TILE (PINGPONG ? 1 : 2)             // warpgroups that share a tile
 #define TILES_IN_FLIGHT (PINGPONG ? 2 : 1)             // tiles at a time
@@ -215,3 +220,4 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
   // No block may exit while others of the cluster still arrive at its barriers.
   if (CLUSTER > 1) cluster_sync();
 }
+PARAMETERS(wgmma, 4 * sizeof(Map) + 24, 4 * sizeof(Map) + 16);

@@ -6,6 +6,11 @@
 // Constants: TYPE (1 bf16, 2 f16), EPILOGUE (0: none, 1: GELU, 2: residual, 3: gate), BN, the columns of a tile,
 // CLUSTER, the blocks that share their loads of w by multicast, STAGES; W_BY_K (1: w is stored as (K, N)).
 
+#pragma once
+
+#include "common.cuh"
+#include "copies.cuh"
+
 #if !defined(W_BY_K)
 #define W_BY_K 0
 #endif

@@ -14,6 +14,12 @@
 // Constants: those of wgmma.cuh (EPILOGUE 0 or 1) and rows.cuh (COLUMNS is K, GROUP 32), PARAM the type of gamma and
 // beta, SHARED_BUFFERS (1: the two pairs share their buffers of y, which leaves shared memory for longer rows).
 
+#include "common.cuh"
+#include "activation.cuh"
+#include "rows.cuh"
+#include "copies.cuh"
+#include "wgmma.cuh"
+
 #define BM 128                               // rows of a block, 64 for each warpgroup of a pair
 #define PIECES ((COLUMNS + DEPTH - 1) / DEPTH)
 #define PIECE_BYTES (BM * 128)                // bytes of a piece of x
@@ -214,3 +220,4 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
   // No block exits while other blocks of the cluster may still arrive at its barriers.
   if (CLUSTER > 1) cluster_sync();
 }
+PARAMETERS(wgmma_norm, 3 * sizeof(Map) + 40, 3 * sizeof(Map) + 36);

@@ -1,8 +1,8 @@
 //! Kullback-Leibler divergence between the softmaxes of rows of logits, and its gradient. Invariant: a row is computed by
 //! one warp, whatever else is in the batch.
 
-use super::Call;
-use crate::kernel::{Arg, File, Kernel, Shape};
+use super::OpLaunch;
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 
@@ -10,21 +10,30 @@ use plimsoll_graph::DType;
 const THREADS: u32 = 256;
 const WARPS: u64 = THREADS as u64 / 32;
 
-pub(super) fn kl_divergence(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (x, y, loss) = (call.input(0)?, call.input(1)?, call.output(0)?);
+pub(super) fn kl_divergence(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
+    let x = call.input(0)?;
+    let y = call.input(1)?;
+    let loss = call.output(0)?;
     let args = [x.pointer(), y.pointer(), loss.pointer(), Arg::long(x.rows), Arg::int(x.columns)];
-    call.kernel(&kernel("kl_divergence", x.dtype), Shape::of(1, THREADS), &args)
+    call.kernel(&kernel("kl_divergence", x.dtype), LaunchShape::of(1, THREADS), &args)
 }
 
-pub(super) fn kl_divergence_grad(call: &mut Call<'_>) -> Result<(), DeviceError> {
-    let (dloss, x, y, dx) = (call.input(0)?, call.input(1)?, call.input(2)?, call.output(0)?);
-    let [dloss, x_at, y_at, dx_at] = [dloss, x, y, dx].map(|t| t.pointer());
-    let args = [dloss, x_at, y_at, dx_at, Arg::long(dx.rows), Arg::int(dx.columns)];
-    call.kernel(&kernel("kl_divergence_grad", dx.dtype), Shape::of(dx.rows.div_ceil(WARPS), THREADS), &args)
+pub(super) fn kl_divergence_grad(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
+    let dloss = call.input(0)?;
+    let x = call.input(1)?;
+    let y = call.input(2)?;
+    let dx = call.output(0)?;
+    let args =
+        [dloss.pointer(), x.pointer(), y.pointer(), dx.pointer(), Arg::long(dx.rows), Arg::int(dx.columns)];
+    call.kernel(
+        &kernel("kl_divergence_grad", dx.dtype),
+        LaunchShape::of(dx.rows.div_ceil(WARPS), THREADS),
+        &args,
+    )
 }
 
 fn kernel(entry: &'static str, dtype: DType) -> Kernel {
-    Kernel::new(File::KlDivergence, entry, dtype)
+    Kernel::new(KernelFile::KlDivergence, entry, dtype)
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {

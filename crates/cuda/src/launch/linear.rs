@@ -1,15 +1,15 @@
 //! Linear layers: a matmul with its bias, residual and epilogue. Invariant: operands have one float type, to which the
 //! sums are rounded once; or x and w are quantized and all others are bf16.
 
-use super::{Call, Tensor};
-use crate::gemm::{self, GemmForm, Norm, Operands};
+use super::{DeviceTensor, OpLaunch};
+use crate::gemm::{self, GemmForm, GemmOperands, NormParameters};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::ops::{Epilogue, LayerNorm, Linear, OperandFormat, Prologue};
 use plimsoll_graph::{DType, Layout};
 use plimsoll_setting::Setting;
 
 /// A linear layer whose operands have one element type.
-pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
+pub(super) fn linear(call: &mut OpLaunch<'_>, op: &Linear) -> Result<(), DeviceError> {
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
     accepted(call, &[Some(x), Some(w), bias, residual, Some(y)])?;
@@ -17,7 +17,7 @@ pub(super) fn linear(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError
 }
 
 /// A linear layer with quantized x and w, and bf16 for the others.
-pub(super) fn quantized(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceError> {
+pub(super) fn quantized(call: &mut OpLaunch<'_>, op: &Linear) -> Result<(), DeviceError> {
     let [x, w, y] = [call.input(0)?, call.input(1)?, call.output(0)?];
     let (bias, residual) = added(call, op)?;
     accepted_beside_quantized(call, &[bias, residual, Some(y)])?;
@@ -28,7 +28,10 @@ pub(super) fn quantized(call: &mut Call<'_>, op: &Linear) -> Result<(), DeviceEr
 }
 
 /// Returns the bias and the residual.
-fn added(call: &Call<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>), DeviceError> {
+fn added(
+    call: &OpLaunch<'_>,
+    op: &Linear,
+) -> Result<(Option<DeviceTensor>, Option<DeviceTensor>), DeviceError> {
     let bias = op.bias.then(|| call.input(2)).transpose()?;
     let residual = match op.epilogue {
         Epilogue::Residual => Some(call.input(2 + usize::from(op.bias))?),
@@ -39,11 +42,11 @@ fn added(call: &Call<'_>, op: &Linear) -> Result<(Option<Tensor>, Option<Tensor>
 
 /// Prepares or runs the matmul, whose operands have been checked.
 fn matmul(
-    call: &mut Call<'_>,
+    call: &mut OpLaunch<'_>,
     op: &Linear,
-    [x, w, y]: [Tensor; 3],
-    bias: Option<Tensor>,
-    residual: Option<Tensor>,
+    [x, w, y]: [DeviceTensor; 3],
+    bias: Option<DeviceTensor>,
+    residual: Option<DeviceTensor>,
 ) -> Result<(), DeviceError> {
     if op.epilogue == Epilogue::SiluGate {
         return Err(call.refused("matmuls on GPUs have no SiLU gate behind them".to_owned()));
@@ -56,16 +59,14 @@ fn matmul(
         );
         return Err(call.refused(why));
     }
-    let address = |tensor: Option<Tensor>| tensor.map_or(0, |tensor| tensor.address);
     let (scratch, bytes) = call.workspace()?;
-    let (n, k, dtype) = (y.columns, x.stride(), x.dtype);
     let (params, norm) = norm(call, op)?.unzip();
     let form = GemmForm {
         tf32,
         bias: bias.is_some(),
         epilogue: op.epilogue,
         norm: params,
-        ..GemmForm::new(n, k, dtype)
+        ..GemmForm::new(y.columns, x.stride(), x.dtype)
     };
     if form.norm.is_some() && !gemm::has_norms(call.context, form) {
         let widest = gemm::WIDEST;
@@ -74,13 +75,12 @@ fn matmul(
              residual behind them, on compute capability 9.0: this is {form}"
         )));
     }
-    let (scales, bias, residual) = ((x.scales(), w.scales()), address(bias), address(residual));
-    let operands = Operands {
+    let operands = GemmOperands {
         x: x.address,
         w: w.address,
-        scales,
-        bias,
-        residual,
+        scales: (x.scales(), w.scales()),
+        bias: bias.map_or(0, |bias| bias.address),
+        residual: residual.map_or(0, |residual| residual.address),
         norm: norm.unwrap_or_default(),
         y: y.address,
         rows: y.rows,
@@ -89,26 +89,28 @@ fn matmul(
     if operands.rows == 0 {
         return Ok(());
     }
-    match call.preparing {
-        true => call.gemm.prepare(call.context, call.kernels, form, &operands)?,
-        false => call.gemm.run(call.context, call.kernels, form, &operands)?,
+    if call.preparing {
+        call.gemm.prepare(call.context, call.kernels, form, &operands)?;
+    } else {
+        call.gemm.run(call.context, call.kernels, form, &operands)?;
     }
     Ok(())
 }
 
 /// Returns the layer norm that is fused in front of the matmul, with the element type of its gamma and beta; `None` if
 /// no norm is fused.
-fn norm(call: &Call<'_>, op: &Linear) -> Result<Option<(DType, Norm)>, DeviceError> {
+fn norm(call: &OpLaunch<'_>, op: &Linear) -> Result<Option<(DType, NormParameters)>, DeviceError> {
     let Prologue::LayerNorm(LayerNorm { eps }) = op.prologue else { return Ok(None) };
-    let (gamma, beta) = (call.input(op.norm_at())?, call.input(op.norm_at() + 1)?);
-    match gamma.dtype == beta.dtype {
-        true => Ok(Some((gamma.dtype, Norm { gamma: gamma.address, beta: beta.address, eps }))),
-        false => Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype))),
+    let gamma = call.input(op.norm_at())?;
+    let beta = call.input(op.norm_at() + 1)?;
+    if gamma.dtype != beta.dtype {
+        return Err(call.refused(format!("gamma is {:?} and beta is {:?}", gamma.dtype, beta.dtype)));
     }
+    Ok(Some((gamma.dtype, NormParameters { gamma: gamma.address, beta: beta.address, eps })))
 }
 
 /// Checks that the GPU has fp8 matmuls and that the other operands have their output type.
-fn accepted_beside_quantized(call: &Call<'_>, others: &[Option<Tensor>]) -> Result<(), DeviceError> {
+fn accepted_beside_quantized(call: &OpLaunch<'_>, others: &[Option<DeviceTensor>]) -> Result<(), DeviceError> {
     call.check_quantized_type(DType::F8)?;
     match others.iter().flatten().find(|other| other.dtype != DType::Bf16) {
         None => Ok(()),
@@ -120,7 +122,7 @@ fn accepted_beside_quantized(call: &Call<'_>, others: &[Option<Tensor>]) -> Resu
 }
 
 /// Checks that all operands are row-major matrices of one float type.
-fn accepted(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceError> {
+fn accepted(call: &OpLaunch<'_>, operands: &[Option<DeviceTensor>]) -> Result<(), DeviceError> {
     let dtypes = || operands.iter().flatten().map(|operand| operand.dtype);
     let first = dtypes().next().filter(|dtype| dtype.is_float());
     if dtypes().any(|dtype| Some(dtype) != first) {
@@ -128,8 +130,8 @@ fn accepted(call: &Call<'_>, operands: &[Option<Tensor>]) -> Result<(), DeviceEr
         return Err(call.refused(format!("operands must have one float type, not {}", names.join(", "))));
     }
     let layouts = call.launch.ins.iter().map(|operand| operand.spec.layout);
-    match layouts.into_iter().all(|layout| layout == Layout::RowMajor) {
-        true => Ok(()),
-        false => Err(call.refused("operands must be row-major".to_owned())),
+    if layouts.into_iter().any(|layout| layout != Layout::RowMajor) {
+        return Err(call.refused("operands must be row-major".to_owned()));
     }
+    Ok(())
 }

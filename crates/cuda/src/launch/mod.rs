@@ -14,23 +14,23 @@ mod quantize;
 mod rows;
 mod sequence;
 
-use crate::arena::Arena;
+use crate::arena::DeviceArena;
+use crate::capability::FP8;
 use crate::context::Context;
 use crate::gemm::{self, Gemm};
-use crate::kernel::{Arg, Kernel, Kernels, Shape};
-use crate::machine::FP8;
-use cudarc::driver::sys::CUtensorMap;
+use crate::kernel::{Arg, Kernel, KernelArguments, LaunchShape};
+use crate::loaded_kernels::LoadedKernels;
+use crate::tensor_map::DeviceMatrix;
 use plimsoll_exec::{DeviceError, Launch, Operand};
 use plimsoll_graph::{Bytes, DType, GRANULE, Layout};
 use plimsoll_plan::{CudaKernel, KernelId};
 use plimsoll_setting::Setting;
-pub(crate) use rows::{gelu_in_place, norm_of};
 
 /// The launch of an op, with everything that its kernels need.
-pub(crate) struct Call<'a> {
+pub(crate) struct OpLaunch<'a> {
     pub(crate) context: &'a Context,
-    pub(crate) arena: &'a Arena,
-    pub(crate) kernels: &'a mut Kernels,
+    pub(crate) arena: &'a DeviceArena,
+    pub(crate) kernels: &'a mut LoadedKernels,
     pub(crate) gemm: &'a mut Gemm,
     pub(crate) launch: &'a Launch<'a>,
     /// Whether kernels are only compiled, not run.
@@ -39,14 +39,22 @@ pub(crate) struct Call<'a> {
 
 /// A matrix in device memory, with the number of rows of this step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Tensor {
+pub(crate) struct DeviceTensor {
     pub(crate) address: u64,
     pub(crate) rows: u64,
     pub(crate) columns: u64,
     pub(crate) dtype: DType,
 }
 
-impl Tensor {
+impl DeviceTensor {
+    /// An operand that an op does not have: its address is null.
+    pub(crate) const NONE: Self = Self { address: 0, rows: 0, columns: 0, dtype: DType::F32 };
+
+    pub(crate) fn matrix(&self) -> DeviceMatrix {
+        let &Self { address, rows, columns, dtype } = self;
+        DeviceMatrix { address, rows, columns, dtype }
+    }
+
     pub(crate) fn pointer(&self) -> Arg {
         Arg::pointer(self.address)
     }
@@ -75,20 +83,20 @@ impl Tensor {
     }
 }
 
-impl Call<'_> {
+impl OpLaunch<'_> {
     /// Returns input `i`.
-    pub(crate) fn input(&self, i: usize) -> Result<Tensor, DeviceError> {
+    pub(crate) fn input(&self, i: usize) -> Result<DeviceTensor, DeviceError> {
         let operand = self.launch.ins.get(i).ok_or_else(|| self.refused(format!("it has no input {i}")))?;
         self.tensor(operand)
     }
 
     /// Returns output `i`; an error if it is not used.
-    pub(crate) fn output(&self, i: usize) -> Result<Tensor, DeviceError> {
+    pub(crate) fn output(&self, i: usize) -> Result<DeviceTensor, DeviceError> {
         self.output_if(i)?.ok_or_else(|| self.refused(format!("it has no output {i}")))
     }
 
     /// Returns output `i`, or `None` if it is not used.
-    pub(crate) fn output_if(&self, i: usize) -> Result<Option<Tensor>, DeviceError> {
+    pub(crate) fn output_if(&self, i: usize) -> Result<Option<DeviceTensor>, DeviceError> {
         self.launch.outs.get(i).and_then(Option::as_ref).map(|operand| self.tensor(operand)).transpose()
     }
 
@@ -100,7 +108,7 @@ impl Call<'_> {
         }
     }
 
-    fn tensor(&self, operand: &Operand) -> Result<Tensor, DeviceError> {
+    fn tensor(&self, operand: &Operand) -> Result<DeviceTensor, DeviceError> {
         let (rows, columns) = operand.matrix(self.launch.counts);
         if !counted(rows, columns) {
             return Err(
@@ -108,32 +116,25 @@ impl Call<'_> {
             );
         }
         let address = self.arena.range(operand.at, operand.bytes(self.launch.counts))?;
-        Ok(Tensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
+        Ok(DeviceTensor { address, rows: rows as u64, columns: columns as u64, dtype: operand.spec.dtype })
     }
 
     /// Launches a kernel, or compiles it while preparing.
-    pub(crate) fn kernel(&mut self, kernel: &Kernel, shape: Shape, args: &[Arg]) -> Result<(), DeviceError> {
-        self.kernel_on(kernel, shape, &[], args)
-    }
-
-    /// Like [`Self::kernel`], for a kernel whose first arguments are tensor maps.
-    pub(crate) fn kernel_on(
+    pub(crate) fn kernel(
         &mut self,
         kernel: &Kernel,
-        shape: Shape,
-        maps: &[CUtensorMap],
-        args: &[Arg],
+        shape: LaunchShape,
+        args: &impl KernelArguments,
     ) -> Result<(), DeviceError> {
-        let name = || kernel.entry.to_owned();
-        match self.preparing {
-            true => Ok(self.kernels.prepare(self.context, kernel, shape.shared)?),
-            false => Ok(self.kernels.call_with(self.context, kernel, name, shape, maps, args)?),
+        if self.preparing {
+            return Ok(self.kernels.prepare(self.context, kernel, shape.shared)?);
         }
+        Ok(self.kernels.call(self.context, kernel, shape, args)?)
     }
 
     /// Address of the status word, to which kernels write a code for invalid input data ([`refusal`]).
-    pub(crate) fn status(&self) -> Arg {
-        Arg::pointer(self.kernels.status.address())
+    pub(crate) fn status(&self) -> u64 {
+        self.kernels.status.address()
     }
 
     /// Checks that the GPU has matmuls of this quantized element type.
@@ -142,15 +143,15 @@ impl Call<'_> {
             return Err(self.refused(format!("GPUs compute with f8, not with {}", of.name())));
         }
         let (major, minor) = self.context.card.capability;
-        match (major, minor) >= FP8 {
-            true => Ok(()),
-            false => Err(self.refused(format!(
+        if (major, minor) < FP8 {
+            return Err(self.refused(format!(
                 "e4m3 needs compute capability {}.{}, and this card has {major}.{minor}; use {}",
                 FP8.0,
                 FP8.1,
                 Setting::Precision.to("bf16")
-            ))),
+            )));
         }
+        Ok(())
     }
 
     /// Creates an error of this op.
@@ -177,7 +178,7 @@ pub(crate) fn refusal(code: u32) -> &'static str {
 }
 
 /// Prepares or runs the kernels of a launch.
-pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(crate) fn run(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     use CudaKernel as K;
     let KernelId::Cuda(kernel) = call.launch.kernel else { return Err(call.launch.wrong_kernel()) };
     match kernel {
@@ -243,8 +244,8 @@ pub(crate) fn run(call: &mut Call<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// Returns a sample of every kernel in every form that models use.
-pub(crate) fn every_kernel() -> Vec<Kernel> {
+/// Returns a sample of every kernel in every form that models use, for compiling all of them without a GPU.
+pub fn every_kernel() -> Vec<Kernel> {
     [
         rows::every_kernel(),
         quantize::every_kernel(),

@@ -2,8 +2,8 @@
 //! of the gradients and the hyperparameters are read from device memory, and the order of every sum follows from the
 //! shapes alone.
 
-use super::{Call, Tensor};
-use crate::kernel::{Arg, File, Kernel, Shape};
+use super::{DeviceTensor, OpLaunch};
+use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, int, kernel_arguments};
 use plimsoll_exec::DeviceError;
 use plimsoll_graph::DType;
 use plimsoll_graph::ops::{Adafactor, AdamW, AdamW8bit, BLOCK, Ema, GradScale, Sgd};
@@ -16,64 +16,267 @@ const ELEMENTS: u64 = 16 * THREADS as u64;
 /// Blocks of 8-bit moments of a block of threads: four for each of its eight warps.
 const MOMENT_BLOCKS: u64 = 32;
 
-pub(super) fn adamw(call: &mut Call<'_>, op: &AdamW) -> Result<(), DeviceError> {
-    let [p, g] = [call.input(0)?, call.input(1)?];
-    let ins = [p, g, call.input(2)?, call.input(3)?, call.input(4)?, call.input(5)?];
-    let [p_new, m_new, v_new] = [call.output(0)?, call.output(1)?, call.output(2)?];
-    let [p_at, g_at, m, v, scale, hyper] = ins.map(|t| t.pointer());
-    let news = [p_new, m_new, v_new].map(|t| t.pointer());
-    let [b1, b2, eps, decay] = [op.beta1, op.beta2, op.eps, op.weight_decay].map(Arg::float);
-    let n = Arg::long(p.elements());
-    let args = [p_at, g_at, m, v, scale, hyper, news[0], news[1], news[2], n, b1, b2, eps, decay];
+kernel_arguments! {
+    /// Arguments of `adamw` (optimizer.cu).
+    struct AdamWArgs {
+        p: u64,
+        g: u64,
+        m: u64,
+        v: u64,
+        scale: u64,
+        hyper: u64,
+        p_new: u64,
+        m_new: u64,
+        v_new: u64,
+        n: u64,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        decay: f32,
+    }
+    size 96, last 92
+}
+
+kernel_arguments! {
+    /// Arguments of `adamw_8bit` (optimizer.cu).
+    struct AdamW8bitArgs {
+        p: u64,
+        g: u64,
+        m: u64,
+        m_absmax: u64,
+        v: u64,
+        v_absmax: u64,
+        scale: u64,
+        hyper: u64,
+        p_new: u64,
+        m_new: u64,
+        m_absmax_new: u64,
+        v_new: u64,
+        v_absmax_new: u64,
+        n: u64,
+        beta1: f32,
+        beta2: f32,
+        eps: f32,
+        decay: f32,
+    }
+    size 128, last 124
+}
+
+kernel_arguments! {
+    /// Arguments of `sgd` (optimizer.cu).
+    struct SgdArgs {
+        p: u64,
+        g: u64,
+        buffer: u64,
+        scale: u64,
+        hyper: u64,
+        p_new: u64,
+        buffer_new: u64,
+        n: u64,
+        momentum: f32,
+        decay: f32,
+        nesterov: i32,
+    }
+    size 80, last 72
+}
+
+kernel_arguments! {
+    /// Arguments of `ema` (optimizer.cu).
+    struct EmaArgs {
+        mean: u64,
+        p: u64,
+        scale: u64,
+        steps: u64,
+        mean_new: u64,
+        n: u64,
+        decay: f32,
+    }
+    size 56, last 48
+}
+
+kernel_arguments! {
+    /// Arguments of `grad_scale` (optimizer.cu).
+    struct GradScaleArgs {
+        partial: u64,
+        count: u64,
+        unscale: u64,
+        scale: u64,
+        norm: u64,
+        max_norm: f32,
+    }
+    size 48, last 40
+}
+
+kernel_arguments! {
+    /// Arguments of `adafactor_column_means` (optimizer.cu).
+    struct AdafactorColumnMeansArgs {
+        partial: u64,
+        old: u64,
+        means: u64,
+        scale: u64,
+        hyper: u64,
+        rows: u64,
+        columns: i32,
+        eps1: f32,
+    }
+    size 56, last 52
+}
+
+kernel_arguments! {
+    /// Arguments of `adafactor_row_means` (optimizer.cu).
+    struct AdafactorRowMeansArgs {
+        g: u64,
+        old: u64,
+        means: u64,
+        scale: u64,
+        hyper: u64,
+        columns: i32,
+        eps1: f32,
+    }
+    size 48, last 44
+}
+
+kernel_arguments! {
+    /// Arguments of `adafactor_squares` (optimizer.cu).
+    struct AdafactorSquaresArgs {
+        g: u64,
+        row: u64,
+        column: u64,
+        numbers: u64,
+        scale: u64,
+        partial: u64,
+        n: u64,
+        columns: i32,
+    }
+    size 64, last 56
+}
+
+kernel_arguments! {
+    /// Arguments of `adafactor_rate` (optimizer.cu).
+    struct AdafactorRateArgs {
+        partial: u64,
+        numbers: u64,
+        hyper: u64,
+        count: u64,
+        n: u64,
+        clip: f32,
+        decay: f32,
+    }
+    size 48, last 44
+}
+
+kernel_arguments! {
+    /// Arguments of `adafactor` (optimizer.cu).
+    struct AdafactorArgs {
+        p: u64,
+        g: u64,
+        row: u64,
+        column: u64,
+        numbers: u64,
+        scale: u64,
+        p_new: u64,
+        n: u64,
+        columns: i32,
+    }
+    size 72, last 64
+}
+
+pub(super) fn adamw(call: &mut OpLaunch<'_>, op: &AdamW) -> Result<(), DeviceError> {
+    let p = call.input(0)?;
+    let g = call.input(1)?;
+    let args = AdamWArgs {
+        p: p.address,
+        g: g.address,
+        m: call.input(2)?.address,
+        v: call.input(3)?.address,
+        scale: call.input(4)?.address,
+        hyper: call.input(5)?.address,
+        p_new: call.output(0)?.address,
+        m_new: call.output(1)?.address,
+        v_new: call.output(2)?.address,
+        n: p.elements(),
+        beta1: op.beta1,
+        beta2: op.beta2,
+        eps: op.eps,
+        decay: op.weight_decay,
+    };
     call.kernel(&kernel("adamw", g.dtype), flat(&p), &args)
 }
 
-pub(super) fn adamw_8bit(call: &mut Call<'_>, op: &AdamW8bit) -> Result<(), DeviceError> {
-    let (p, g) = (call.input(0)?, call.input(1)?);
-    let AdamW { beta1, beta2, eps, weight_decay } = op.adamw;
-    let mut args = [Arg::pointer(0); 18];
-    for (i, arg) in args[..8].iter_mut().enumerate() {
-        *arg = call.input(i)?.pointer();
-    }
-    for (i, arg) in args[8..13].iter_mut().enumerate() {
-        *arg = call.output(i)?.pointer();
-    }
-    args[13] = Arg::long(p.elements());
-    for (arg, number) in args[14..].iter_mut().zip([beta1, beta2, eps, weight_decay]) {
-        *arg = Arg::float(number);
-    }
+pub(super) fn adamw_8bit(call: &mut OpLaunch<'_>, op: &AdamW8bit) -> Result<(), DeviceError> {
+    let p = call.input(0)?;
+    let g = call.input(1)?;
+    let args = AdamW8bitArgs {
+        p: p.address,
+        g: g.address,
+        m: call.input(2)?.address,
+        m_absmax: call.input(3)?.address,
+        v: call.input(4)?.address,
+        v_absmax: call.input(5)?.address,
+        scale: call.input(6)?.address,
+        hyper: call.input(7)?.address,
+        p_new: call.output(0)?.address,
+        m_new: call.output(1)?.address,
+        m_absmax_new: call.output(2)?.address,
+        v_new: call.output(3)?.address,
+        v_absmax_new: call.output(4)?.address,
+        n: p.elements(),
+        beta1: op.adamw.beta1,
+        beta2: op.adamw.beta2,
+        eps: op.adamw.eps,
+        decay: op.adamw.weight_decay,
+    };
     let blocks = p.elements().div_ceil(BLOCK).div_ceil(MOMENT_BLOCKS);
-    call.kernel(&kernel("adamw_8bit", g.dtype), Shape::of(blocks, THREADS), &args)
+    call.kernel(&kernel("adamw_8bit", g.dtype), LaunchShape::of(blocks, THREADS), &args)
 }
 
-pub(super) fn sgd(call: &mut Call<'_>, op: &Sgd) -> Result<(), DeviceError> {
-    let states = usize::from(op.momentum != 0.0);
-    let (p, g) = (call.input(0)?, call.input(1)?);
-    let [old, new] = match states {
-        0 => [Arg::pointer(0); 2],
-        _ => [call.input(2)?.pointer(), call.output(1)?.pointer()],
+pub(super) fn sgd(call: &mut OpLaunch<'_>, op: &Sgd) -> Result<(), DeviceError> {
+    let p = call.input(0)?;
+    let g = call.input(1)?;
+    let mut buffer = 0;
+    let mut buffer_new = 0;
+    let mut states = 0;
+    if op.momentum != 0.0 {
+        buffer = call.input(2)?.address;
+        buffer_new = call.output(1)?.address;
+        states = 1;
+    }
+    let args = SgdArgs {
+        p: p.address,
+        g: g.address,
+        buffer,
+        scale: call.input(2 + states)?.address,
+        hyper: call.input(3 + states)?.address,
+        p_new: call.output(0)?.address,
+        buffer_new,
+        n: p.elements(),
+        momentum: op.momentum,
+        decay: op.weight_decay,
+        nesterov: i32::from(op.nesterov),
     };
-    let [scale, hyper] = [call.input(2 + states)?.pointer(), call.input(3 + states)?.pointer()];
-    let [momentum, decay] = [Arg::float(op.momentum), Arg::float(op.weight_decay)];
-    let (p_new, n) = (call.output(0)?.pointer(), Arg::long(p.elements()));
-    let nesterov = Arg::int(i32::from(op.nesterov));
-    let args = [p.pointer(), g.pointer(), old, scale, hyper, p_new, new, n, momentum, decay, nesterov];
     call.kernel(&kernel("sgd", g.dtype), flat(&p), &args)
 }
 
-pub(super) fn ema(call: &mut Call<'_>, op: &Ema) -> Result<(), DeviceError> {
-    let [ema, p, scale, steps] = [call.input(0)?, call.input(1)?, call.input(2)?, call.input(3)?];
-    let [old, p, scale, steps] = [ema, p, scale, steps].map(|t| t.pointer());
-    let (new, n) = (call.output(0)?.pointer(), Arg::long(ema.elements()));
-    call.kernel(&kernel("ema", DType::F32), flat(&ema), &[old, p, scale, steps, new, n, Arg::float(op.decay)])
+pub(super) fn ema(call: &mut OpLaunch<'_>, op: &Ema) -> Result<(), DeviceError> {
+    let mean = call.input(0)?;
+    let args = EmaArgs {
+        mean: mean.address,
+        p: call.input(1)?.address,
+        scale: call.input(2)?.address,
+        steps: call.input(3)?.address,
+        mean_new: call.output(0)?.address,
+        n: mean.elements(),
+        decay: op.decay,
+    };
+    call.kernel(&kernel("ema", DType::F32), flat(&mean), &args)
 }
 
-pub(super) fn count_steps(call: &mut Call<'_>) -> Result<(), DeviceError> {
+pub(super) fn count_steps(call: &mut OpLaunch<'_>) -> Result<(), DeviceError> {
     let args = [call.input(0)?, call.input(1)?, call.output(0)?].map(|t| t.pointer());
-    call.kernel(&kernel("count_steps", DType::F32), Shape::of(1, 32), &args)
+    call.kernel(&kernel("count_steps", DType::F32), LaunchShape::of(1, 32), &args)
 }
 
-pub(super) fn grad_scale(call: &mut Call<'_>, op: &GradScale) -> Result<(), DeviceError> {
+pub(super) fn grad_scale(call: &mut OpLaunch<'_>, op: &GradScale) -> Result<(), DeviceError> {
     let grads = call.launch.ins.len().saturating_sub(1);
     let (partial, _) = call.workspace()?;
     let mut count = 0;
@@ -81,63 +284,114 @@ pub(super) fn grad_scale(call: &mut Call<'_>, op: &GradScale) -> Result<(), Devi
         let g = call.input(i)?;
         let ranges = g.elements().div_ceil(SQUARES);
         let args = [g.pointer(), Arg::pointer(partial + 8 * count), Arg::long(g.elements())];
-        call.kernel(&kernel("squares", g.dtype), Shape::of(ranges, THREADS), &args)?;
+        call.kernel(&kernel("squares", g.dtype), LaunchShape::of(ranges, THREADS), &args)?;
         count += ranges;
     }
-    let unscale = call.input(grads)?.pointer();
-    let [scale, norm] =
-        [call.output_if(0)?, call.output_if(1)?].map(|t| Arg::pointer(t.map_or(0, |t| t.address)));
-    let args = [Arg::pointer(partial), Arg::long(count), unscale, scale, norm, Arg::float(op.max_norm)];
-    call.kernel(&kernel("grad_scale", DType::F32), Shape::of(1, THREADS), &args)
+    let args = GradScaleArgs {
+        partial,
+        unscale: call.input(grads)?.address,
+        scale: call.output_if(0)?.map_or(0, |t| t.address),
+        norm: call.output_if(1)?.map_or(0, |t| t.address),
+        count,
+        max_norm: op.max_norm,
+    };
+    call.kernel(&kernel("grad_scale", DType::F32), LaunchShape::of(1, THREADS), &args)
 }
 
-pub(super) fn adafactor(call: &mut Call<'_>, op: &Adafactor) -> Result<(), DeviceError> {
-    let (p, g) = (call.input(0)?, call.input(1)?);
+pub(super) fn adafactor(call: &mut OpLaunch<'_>, op: &Adafactor) -> Result<(), DeviceError> {
+    let p = call.input(0)?;
+    let g = call.input(1)?;
     let matrix = call.launch.ins.len() == 6;
     let (rows, columns) = if matrix { (p.rows, p.columns) } else { (1, p.rows) };
     let states = if matrix { 2 } else { 1 };
-    let [column, column_new] = [call.input(1 + states)?.pointer(), call.output(states)?.pointer()];
-    let [scale, hyper] = [call.input(2 + states)?.pointer(), call.input(3 + states)?.pointer()];
+    let column = call.input(1 + states)?.address;
+    let column_new = call.output(states)?.address;
+    let scale = call.input(2 + states)?.address;
+    let hyper = call.input(3 + states)?.address;
     // Workspace: mean(R), rate and left; partial sums of squares of u; partial sums of the columns.
-    let (n, chunks) = (p.elements(), rows.div_ceil(ADAFACTOR_ROWS));
+    let n = p.elements();
+    let chunks = rows.div_ceil(ADAFACTOR_ROWS);
     let ranges = n.div_ceil(SQUARES);
-    let (start, _) = call.workspace()?;
-    let [numbers, squares, sums] = [start, start + 32, start + 32 + 8 * ranges].map(Arg::pointer);
-    let (g_at, dtype, eps1) = (g.pointer(), g.dtype, Arg::float(op.eps1));
-    let [rows_, columns_, n_] = [Arg::long(rows), Arg::int(columns), Arg::long(n)];
+    let (numbers, _) = call.workspace()?;
+    let squares = numbers + 32;
+    let sums = squares + 8 * ranges;
     let tiles = columns.div_ceil(u64::from(THREADS));
 
-    let shape = Shape { blocks: (tiles as u32, chunks as u32, 1), threads: THREADS, shared: 0 };
-    call.kernel(&kernel("adafactor_columns", dtype), shape, &[g_at, scale, sums, rows_, columns_])?;
-    let args = [sums, column, column_new, scale, hyper, rows_, columns_, eps1];
-    call.kernel(&kernel("adafactor_column_means", DType::F32), Shape::of(tiles, THREADS), &args)?;
-    let mut row_new = Arg::pointer(0);
+    let shape = LaunchShape { blocks: (tiles as u32, chunks as u32, 1), threads: THREADS, shared: 0 };
+    let args = [g.pointer(), Arg::pointer(scale), Arg::pointer(sums), Arg::long(rows), Arg::int(columns)];
+    call.kernel(&kernel("adafactor_columns", g.dtype), shape, &args)?;
+    let args = AdafactorColumnMeansArgs {
+        partial: sums,
+        old: column,
+        means: column_new,
+        scale,
+        hyper,
+        rows,
+        columns: int(columns),
+        eps1: op.eps1,
+    };
+    call.kernel(&kernel("adafactor_column_means", DType::F32), LaunchShape::of(tiles, THREADS), &args)?;
+    let mut row_new = 0;
     if matrix {
-        let row = call.input(2)?.pointer();
-        row_new = call.output(1)?.pointer();
-        let args = [g_at, row, row_new, scale, hyper, columns_, eps1];
-        call.kernel(&kernel("adafactor_row_means", dtype), Shape::of(rows, THREADS), &args)?;
-        let args = [row_new, numbers, rows_];
-        call.kernel(&kernel("adafactor_row_average", DType::F32), Shape::of(1, THREADS), &args)?;
+        row_new = call.output(1)?.address;
+        let args = AdafactorRowMeansArgs {
+            g: g.address,
+            old: call.input(2)?.address,
+            means: row_new,
+            scale,
+            hyper,
+            columns: int(columns),
+            eps1: op.eps1,
+        };
+        call.kernel(&kernel("adafactor_row_means", g.dtype), LaunchShape::of(rows, THREADS), &args)?;
+        let args = [Arg::pointer(row_new), Arg::pointer(numbers), Arg::long(rows)];
+        call.kernel(&kernel("adafactor_row_average", DType::F32), LaunchShape::of(1, THREADS), &args)?;
     }
-    let args = [g_at, row_new, column_new, numbers, scale, squares, n_, columns_];
-    call.kernel(&kernel("adafactor_squares", dtype), Shape::of(ranges, THREADS), &args)?;
-    let [clip, decay] = [Arg::float(op.clip), Arg::float(op.weight_decay)];
-    let args = [squares, numbers, hyper, Arg::long(ranges), n_, clip, decay];
-    call.kernel(&kernel("adafactor_rate", DType::F32), Shape::of(1, THREADS), &args)?;
-    let args =
-        [p.pointer(), g_at, row_new, column_new, numbers, scale, call.output(0)?.pointer(), n_, columns_];
-    let shape = Shape::of(n.div_ceil(4 * u64::from(THREADS)), THREADS);
-    call.kernel(&kernel("adafactor", dtype), shape, &args)
+    let args = AdafactorSquaresArgs {
+        g: g.address,
+        row: row_new,
+        column: column_new,
+        numbers,
+        scale,
+        partial: squares,
+        n,
+        columns: int(columns),
+    };
+    call.kernel(&kernel("adafactor_squares", g.dtype), LaunchShape::of(ranges, THREADS), &args)?;
+    let args = AdafactorRateArgs {
+        partial: squares,
+        numbers,
+        hyper,
+        count: ranges,
+        n,
+        clip: op.clip,
+        decay: op.weight_decay,
+    };
+    call.kernel(&kernel("adafactor_rate", DType::F32), LaunchShape::of(1, THREADS), &args)?;
+    let args = AdafactorArgs {
+        p: p.address,
+        g: g.address,
+        row: row_new,
+        column: column_new,
+        numbers,
+        scale,
+        p_new: call.output(0)?.address,
+        n,
+        columns: int(columns),
+    };
+    let shape = LaunchShape::of(n.div_ceil(4 * u64::from(THREADS)), THREADS);
+    call.kernel(&kernel("adafactor", g.dtype), shape, &args)
 }
 
 fn kernel(entry: &'static str, dtype: DType) -> Kernel {
-    Kernel::new(File::Optimizer, entry, dtype).with("RANGE", SQUARES as i64).with("ROWS", ADAFACTOR_ROWS as i64)
+    Kernel::new(KernelFile::Optimizer, entry, dtype)
+        .with("RANGE", SQUARES as i64)
+        .with("ROWS", ADAFACTOR_ROWS as i64)
 }
 
 /// The grid of an element-wise update of `p`.
-fn flat(p: &Tensor) -> Shape {
-    Shape::of(p.elements().div_ceil(ELEMENTS), THREADS)
+fn flat(p: &DeviceTensor) -> LaunchShape {
+    LaunchShape::of(p.elements().div_ceil(ELEMENTS), THREADS)
 }
 
 pub(super) fn every_kernel() -> Vec<Kernel> {
