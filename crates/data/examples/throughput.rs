@@ -35,7 +35,8 @@ const FLUSH: usize = 1 << 20;
 fn main() {
     let mut tokenizer =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens/dnabert_s/tokenizer.json");
-    let (mut rounds, mut only) = (15, String::new());
+    let mut rounds = 15;
+    let mut only = String::new();
     let shm = Path::new("/dev/shm");
     let mut folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
     let mut words = std::env::args().skip(1);
@@ -79,7 +80,8 @@ fn bpe(path: &Path, rounds: usize) {
         (0..READS).map(|_| (0..READ).map(|_| char::from(b"ACGT"[random.below(4)])).collect()).collect();
     let start = Instant::now();
     let ours = Bpe::from_file(path).expect("the tokenizer");
-    let (load, encoder) = (start.elapsed(), ours.kind());
+    let load = start.elapsed();
+    let encoder = ours.kind();
     let cached = library(path, true);
     let start = Instant::now();
     let plain = library(path, false);
@@ -237,8 +239,11 @@ fn write_coding(path: &Path) -> usize {
 fn convert(input: &Path, folder: Option<&Path>) -> (usize, usize) {
     let names = ["chunked.fa", "nucleotide.fa", "protein.faa"];
     let mut outs = names.map(|name| (Vec::with_capacity(FLUSH + FLUSH / 4), folder.map(|f| create(f, name))));
-    let (mut record, mut scratch, mut name) = (Record::default(), Scratch::default(), String::new());
-    let (mut open, mut bytes) = (0, 0);
+    let mut record = Record::default();
+    let mut scratch = Scratch::default();
+    let mut name = String::new();
+    let mut open = 0;
+    let mut bytes = 0;
     let mut reader = Reader::open([input]).expect("the input");
     while reader.read_into(&mut record).expect("a record") {
         for chunk in chunks(record.seq.len(), CHUNK) {

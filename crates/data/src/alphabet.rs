@@ -188,7 +188,8 @@ impl UnknownLetters {
     /// The note on the file at `path`; `None` if all letters are known.
     pub fn note(self, path: &Path) -> Option<InputNote> {
         let Self { letters: count, records, first: id } = self;
-        let (path, kind) = (path.to_owned(), NoteKind::Unknown);
+        let path = path.to_owned();
+        let kind = NoteKind::Unknown;
         (count > 0).then_some(InputNote { path, kind, count, records, id, line: 0 })
     }
 }

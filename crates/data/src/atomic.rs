@@ -157,9 +157,10 @@ impl AtomicFile {
         match self.destination.clone() {
             Destination::File(place) => {
                 self.sync()?;
-                match self.replaces {
-                    true => fs::rename(&self.temporary, &place)?,
-                    false => rename_to_new(&self.temporary, &place)?,
+                if self.replaces {
+                    fs::rename(&self.temporary, &place)?
+                } else {
+                    rename_to_new(&self.temporary, &place)?
                 }
                 self.file = None;
                 sync_folder(&place)

@@ -12,12 +12,11 @@ use std::path::Path;
 /// # Errors
 /// I/O errors of the system; `InvalidInput` for a pipe or a socket.
 pub fn open(path: &Path) -> Result<File> {
-    match is_pipe(path)? {
-        true => {
-            let what = "a pipe; this file must be a regular file: write it to disk first";
-            Err(Error::new(ErrorKind::InvalidInput, what))
-        }
-        false => File::open(path),
+    if is_pipe(path)? {
+        let what = "a pipe; this file must be a regular file: write it to disk first";
+        Err(Error::new(ErrorKind::InvalidInput, what))
+    } else {
+        File::open(path)
     }
 }
 
@@ -43,13 +42,13 @@ fn is_pipe(path: &Path) -> Result<bool> {
 pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > most {
-        true => Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"))),
-        false if foreign::is_lfs_pointer(&bytes) => {
-            Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER))
-        }
-        false => Ok(bytes),
+    if bytes.len() as u64 > most {
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes")));
     }
+    if foreign::is_lfs_pointer(&bytes) {
+        return Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER));
+    }
+    Ok(bytes)
 }
 
 /// Returns the text of the file at `path`, which may have at most `most` bytes.

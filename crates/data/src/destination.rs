@@ -76,7 +76,8 @@ impl Destination {
 impl Stream {
     /// The open file that a path in `/dev` or `/proc` stands for.
     fn of_descriptor(path: &Path) -> Option<Self> {
-        let (folder, name) = (path.parent()?.to_str()?, path.file_name()?.to_str()?);
+        let folder = path.parent()?.to_str()?;
+        let name = path.file_name()?.to_str()?;
         let is_number = !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
         let is_of_descriptors =
             folder == "/dev/fd" || (folder.starts_with("/proc/") && folder.ends_with("/fd"));

@@ -108,10 +108,7 @@ impl DataError {
 impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
-            match path.as_os_str() == "-" {
-                true => write!(f, "standard input")?,
-                false => EscapedPath(path).fmt(f)?,
-            }
+            if path.as_os_str() == "-" { write!(f, "standard input")? } else { EscapedPath(path).fmt(f)? }
         }
         if let Some(line) = self.line {
             write!(f, "{}line {line}", if self.path.is_some() { ", " } else { "" })?;

@@ -196,9 +196,8 @@ fn is_office(start: &[u8]) -> bool {
 fn is_utf16(start: &[u8]) -> bool {
     let marked = start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff");
     let alternates = |zero: usize| {
-        let fits = |(at, &b): (usize, &u8)| match at % 2 == zero {
-            true => b == 0,
-            false => matches!(b, b' '..=b'~' | b'\t' | b'\r' | b'\n'),
+        let fits = |(at, &b): (usize, &u8)| {
+            if at % 2 == zero { b == 0 } else { matches!(b, b' '..=b'~' | b'\t' | b'\r' | b'\n') }
         };
         start.len() >= 4 && start[..4].iter().enumerate().all(fits)
     };

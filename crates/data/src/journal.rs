@@ -37,7 +37,8 @@ impl Journal {
     pub fn create(path: &Path, key: &[u8]) -> Result<Self, DataError> {
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
         let file = file.map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
-        let (to, key_digest) = (path.to_owned(), [0; 32]);
+        let to = path.to_owned();
+        let key_digest = [0; 32];
         let mut journal = Self { path: to, file, end: 0, next: 0, key_digest, frame: vec![] };
         journal.append(key)?;
         // Without a synced directory entry the file would not survive a power failure.
@@ -96,7 +97,9 @@ impl Blocks {
             file => file.map_err(fail)?,
         };
         let length = file.metadata().map_err(fail)?.len();
-        let (path, file, key_digest) = (path.to_owned(), BufReader::new(file), [0; 32]);
+        let path = path.to_owned();
+        let file = BufReader::new(file);
+        let key_digest = [0; 32];
         let mut blocks = Self { path, file, length, end: 0, next: 0, key: vec![], key_digest };
         let mut key = vec![];
         if !blocks.next_into(&mut key)? {
@@ -263,7 +266,8 @@ mod tests {
     fn read(path: &Path) -> Result<Vec<Vec<u8>>, DataError> {
         let mut blocks = Blocks::open(path)?.expect("a journal");
         assert_eq!(blocks.key(), KEY);
-        let (mut all, mut block) = (vec![], vec![]);
+        let mut all = vec![];
+        let mut block = vec![];
         while blocks.next_into(&mut block)? {
             all.push(block.clone());
         }
@@ -341,11 +345,13 @@ mod tests {
 
     #[test]
     fn a_block_of_another_journal_does_not_pass() {
-        let (file, other) = (written("mine"), Temporary::new("theirs"));
+        let file = written("mine");
+        let other = Temporary::new("theirs");
         let mut journal = Journal::create(&other.0, b"a kay").expect("created");
         journal.append(b"one").expect("appended");
         let key = HEADER + KEY.len();
-        let (mut bytes, theirs) = (fs::read(&file.0).expect("bytes"), fs::read(&other.0).expect("bytes"));
+        let mut bytes = fs::read(&file.0).expect("bytes");
+        let theirs = fs::read(&other.0).expect("bytes");
         bytes.splice(key..key + HEADER + 3, theirs[key..].iter().copied());
         fs::write(&file.0, &bytes).expect("written");
         assert!(read(&file.0).expect_err("damaged").to_string().contains("block 1"));

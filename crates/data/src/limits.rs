@@ -30,10 +30,7 @@ pub fn spawn<T: Send + 'static>(
 /// the new thread if it cannot map the signal stack, and no caller can catch that panic.
 pub fn room_for_threads(count: usize) -> io::Result<()> {
     let Some(free) = free_address_space() else { return Ok(()) };
-    match free < THREAD.saturating_mul(count as u64) {
-        true => Err(io::Error::from_raw_os_error(ENOMEM)),
-        false => Ok(()),
-    }
+    if free < THREAD.saturating_mul(count as u64) { Err(io::Error::from_raw_os_error(ENOMEM)) } else { Ok(()) }
 }
 
 /// Bytes of address space left below the process's limit; `None` if there is no limit.

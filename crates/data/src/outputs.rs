@@ -195,10 +195,7 @@ impl OutputGuard {
             // Not replaced, but written to; what cannot be written is refused when the file is created.
             Ok(Destination::Stream(_) | Destination::Unsuitable) | Err(_) => true,
         };
-        match is_new || self.force {
-            true => Ok(()),
-            false => Err(DataError::at(path, DataErrorKind::Exists)),
-        }
+        if is_new || self.force { Ok(()) } else { Err(DataError::at(path, DataErrorKind::Exists)) }
     }
 
     /// Checks a file that the command is going to replace, append to or remove, and that earlier runs of the program wrote.

@@ -195,7 +195,8 @@ impl Packer {
     /// Divides the rest of the pool, after the input has ended, into packs of about equal size. Their number is a
     /// multiple of `parts` (the devices), so that no device is idle at the end.
     pub fn cut(&mut self, parts: usize) {
-        let (left, longest) = (self.tokens.len(), self.pending.iter().map(|p| p.len).max().unwrap_or(0));
+        let left = self.tokens.len();
+        let longest = self.pending.iter().map(|p| p.len).max().unwrap_or(0);
         let packs = left.div_ceil(self.max_tokens.max(1)).next_multiple_of(parts.max(1)).max(1);
         self.max_tokens = left.div_ceil(packs).max(longest).min(self.max_tokens);
     }
@@ -226,7 +227,8 @@ impl Packer {
     /// Marks the oldest sequences until they have `enough` tokens or the next one does not fit, at least one sequence
     /// in any case; returns the number of marked tokens and sequences.
     fn choose_oldest(&mut self, enough: usize) -> (usize, usize) {
-        let (mut tokens, mut sequences) = (0, 0);
+        let mut tokens = 0;
+        let mut sequences = 0;
         for p in &mut self.pending {
             let full = tokens + p.len > self.max_tokens || sequences == self.max_sequences;
             if full || tokens >= enough {
@@ -249,7 +251,9 @@ impl Packer {
         // Of equal lengths the oldest first, so that the order is a function of the input.
         by_length.sort_unstable_by_key(|&i| (pending[i as usize].len, i));
         let len = |at: usize| pending[by_length[at] as usize].len;
-        let (mut left, mut end, mut free) = (capacity, by_length.len(), places);
+        let mut left = capacity;
+        let mut end = by_length.len();
+        let mut free = places;
         let mut best = Finish::default();
         let mut taken: usize = 0;
         // `by_length` ascends: the longest are at the end, and `end` bounds the untaken ones that may still fit.
@@ -278,7 +282,8 @@ impl Packer {
 
     /// Repeats the greedy selection of [`Packer::choose_rest`] up to its best combination and marks the sequences.
     fn mark(&mut self, capacity: usize, best: &Finish) {
-        let (mut left, mut end) = (capacity, self.by_length.len());
+        let mut left = capacity;
+        let mut end = self.by_length.len();
         for _ in 0..best.greedy {
             while self.pending[self.by_length[end - 1] as usize].len > left {
                 end -= 1;
@@ -299,7 +304,8 @@ impl Packer {
             .free
             .pop()
             .unwrap_or_else(|| Pack { tokens: Vec::with_capacity(self.max_tokens), ..Pack::default() });
-        let (mut from, mut to) = (0, 0);
+        let mut from = 0;
+        let mut to = 0;
         for p in &self.pending {
             if p.chosen {
                 let start = pack.tokens.len() as i32;
@@ -342,7 +348,8 @@ fn best_finish(
 ) -> ([Option<usize>; 2], usize) {
     // The longest that fits is at `end - 1`.
     let mut best = ([Some(end - 1), None], len(end - 1));
-    let (mut low, mut high) = (0, end - 1);
+    let mut low = 0;
+    let mut high = end - 1;
     while free > 1 && low < high {
         let sum = len(low) + len(high);
         if sum > left {

@@ -159,7 +159,8 @@ pub enum Format {
 
 /// Checks the format of a file and the name of its first record, without holding the record in memory.
 pub fn look(path: &Path) -> Result<(), DataError> {
-    let (mut open, mut title) = (Open::new(Source::open(path)?)?, Vec::new());
+    let mut open = Open::new(Source::open(path)?)?;
+    let mut title = Vec::new();
     match open.measure(&mut title)? {
         Some(_) => open.name(&title, &mut String::new()),
         None => Ok(()),
@@ -185,7 +186,8 @@ pub struct Extent {
 /// error, since the reader of the records reports it later. `between` is called before every record; its error aborts
 /// the measurement.
 pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<Extent, E> {
-    let (mut all, mut title) = (Extent::default(), Vec::new());
+    let mut all = Extent::default();
+    let mut title = Vec::new();
     for path in paths {
         let Ok(mut open) = Source::open(path).and_then(Open::new) else { return Ok(all) };
         loop {
@@ -229,7 +231,8 @@ impl Reader {
     }
 
     fn over(waiting: VecDeque<PathBuf>, current: Option<Open>, total_bytes: Option<u64>) -> Self {
-        let (finished, title) = (Vec::new(), Vec::new());
+        let finished = Vec::new();
+        let title = Vec::new();
         Reader {
             waiting,
             current,
@@ -354,7 +357,8 @@ impl Reader {
                 self.finished.push(input);
             }
             let Some(path) = self.waiting.pop_front() else { return Ok(false) };
-            let (source, texts) = (Source::open(&path)?, Texts::of(&path).filter(|_| self.accept_texts));
+            let source = Source::open(&path)?;
+            let texts = Texts::of(&path).filter(|_| self.accept_texts);
             self.current = Some(match texts {
                 Some(texts) => Open::texts(source, texts)?,
                 None => Open::new(source)?,
@@ -518,7 +522,8 @@ impl Open {
             let free = (2 * LONGEST_NAME).saturating_sub(title.len());
             title.extend_from_slice(&piece[..piece.len().min(free)]);
         })?;
-        let (mut letters, mut characters) = (0, 0);
+        let mut letters = 0;
+        let mut characters = 0;
         let end = if self.format == Format::Fasta { b'>' } else { b'+' };
         let is_kept = |byte: &&u8| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids);
         while self.source.peek()?.is_some_and(|first| first != end) {
@@ -635,7 +640,8 @@ impl Open {
         title.truncate(length);
         // The second title needs at most one byte more than the first: if it is longer than `most`, it differs, unless
         // the rest of it is blank.
-        let (most, mut longer) = (2 * length + 1, false);
+        let most = 2 * length + 1;
+        let mut longer = false;
         self.source.line_pieces(|piece| {
             longer |= title.len() > most && !piece.iter().all(|&b| is_blank(b));
             take(title, piece, most);
@@ -657,7 +663,8 @@ impl Open {
     fn qualities(&mut self, record: &mut Record, keep: bool) -> Result<(), DataError> {
         let Record { id, seq, quality: qualities, .. } = record;
         let is_like_title = self.source.peek()? == Some(b'@');
-        let (mut quality, mut lines) = (0, 0u64);
+        let mut quality = 0;
+        let mut lines = 0u64;
         while quality < seq.len() {
             let place = self.source.line();
             if self.source.peek()?.is_none() {
@@ -684,10 +691,11 @@ impl Open {
             }
         }
         if quality > seq.len() {
-            let what = match is_like_title {
-                true => "its quality line is missing: the line behind its '+' is the title of the next record"
-                    .to_owned(),
-                false => format!("{quality} qualities for {} letters", seq.len()),
+            let what = if is_like_title {
+                "its quality line is missing: the line behind its '+' is the title of the next record"
+                    .to_owned()
+            } else {
+                format!("{quality} qualities for {} letters", seq.len())
             };
             return Err(self.fastq_record(what));
         }

@@ -89,7 +89,9 @@ impl TableReader {
     pub fn open_all(path: &Path) -> Result<Self, DataError> {
         let file = bounded::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let reader = BufReader::with_capacity(1 << 16, file);
-        let (line, names, places) = (String::new(), vec![], vec![]);
+        let line = String::new();
+        let names = vec![];
+        let places = vec![];
         let mut table = TableReader { path: path.to_owned(), reader, line, number: 0, names, places };
         if !table.advance()? {
             let text = format!("it is empty, without a header; run {} again", Command::Predict);
@@ -139,7 +141,8 @@ impl TableReader {
             return Ok(None);
         }
         let cells: Vec<&str> = self.line.split('\t').collect();
-        let (found, width) = (cells.len(), self.names.len());
+        let found = cells.len();
+        let width = self.names.len();
         if found != width {
             return Err(self.error(format!("{found} columns, the header has {width}; the table is incomplete")));
         }
@@ -159,11 +162,10 @@ impl TableReader {
 
     /// `Err` if the table has another row.
     pub fn expect_end(&mut self) -> Result<(), DataError> {
-        match self.advance()? {
-            true => {
-                Err(self.error("the table has more rows than the other results; they belong to different runs"))
-            }
-            false => Ok(()),
+        if self.advance()? {
+            Err(self.error("the table has more rows than the other results; they belong to different runs"))
+        } else {
+            Ok(())
         }
     }
 

@@ -169,7 +169,9 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>
     if let Some((id, _)) = missing {
         let mut nearest = names::Nearest::new(id);
         results.records(|entry| nearest.offer(&entry.id))?;
-        let (id, folder, nearest) = (id.to_string(), results.folder.clone(), nearest.hint());
+        let id = id.to_string();
+        let folder = results.folder.clone();
+        let nearest = nearest.hint();
         return Err(PlotError::NoSuchRecord { id, folder, nearest });
     }
     Ok((survey, found.into_iter().flatten().collect()))

@@ -68,9 +68,10 @@ impl Nearest {
     /// The end of an error message that lists the nearest ids.
     pub fn hint(&self) -> String {
         let names: Vec<String> = self.found.iter().map(|(_, id)| format!("`{}`", cut(id))).collect();
-        match names.is_empty() {
-            true => "; predictions.tsv lists none".to_owned(),
-            false => format!("; the nearest ids in predictions.tsv: {}", names.join(", ")),
+        if names.is_empty() {
+            "; predictions.tsv lists none".to_owned()
+        } else {
+            format!("; the nearest ids in predictions.tsv: {}", names.join(", "))
         }
     }
 }

@@ -85,13 +85,16 @@ impl Results {
                 && let Some(tables) = virnucpro::tables_in(folder)?
             {
                 let original = VirNucProResults::open(&tables)?;
-                let (about, source) = (original.about.clone(), Source::Original(original));
+                let about = original.about.clone();
+                let source = Source::Original(original);
                 return Ok(Results { folder: folder.to_owned(), about, source });
             }
-            let (is_missing, folder) = (!folder.exists(), folder.to_owned());
-            return Err(match is_missing {
-                true => PlotError::NoFolder { folder },
-                false => PlotError::NoResult { folder },
+            let is_missing = !folder.exists();
+            let folder = folder.to_owned();
+            return Err(if is_missing {
+                PlotError::NoFolder { folder }
+            } else {
+                PlotError::NoResult { folder }
             });
         }
         let text = bounded::read_text(&path, LONGEST_RECORD).map_err(RuntimeError::io(&path))?;
@@ -132,7 +135,8 @@ impl Results {
         let mut records = RecordRows::open(self, said.regions)?;
         let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
         let mut tracks: Vec<Track> = vec![];
-        let (mut ordinal, mut count) = (0, 0);
+        let mut ordinal = 0;
+        let mut count = 0;
         while let Some(mut record) = records.next(ordinal)? {
             let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
             let mut kept = vec![];
@@ -184,7 +188,8 @@ struct RecordRows {
 
 impl RecordRows {
     fn open(results: &Results, facts: RegionFacts) -> Result<Self, DataError> {
-        let (folder, by_strand) = (&results.folder, results.about.by_strand);
+        let folder = &results.folder;
+        let by_strand = results.about.by_strand;
         let columns = if by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
         let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
         let regions = RegionReader::open(folder, facts)?;
@@ -193,9 +198,10 @@ impl RecordRows {
 
     /// Reads the next record, which is row `ordinal`, and its regions.
     fn next(&mut self, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
-        let row = match self.by_strand {
-            true => self.records.next(|cells| entry(ordinal, cells))?,
-            false => self.records.next(|cells| called_entry(ordinal, cells))?,
+        let row = if self.by_strand {
+            self.records.next(|cells| entry(ordinal, cells))?
+        } else {
+            self.records.next(|cells| called_entry(ordinal, cells))?
         };
         let Some(mut row) = row else { return Ok(None) };
         if let Some(regions) = &mut self.regions {
@@ -282,21 +288,21 @@ impl WindowRows {
 /// Reads a run record. `Err` names a missing key.
 pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str> {
     let number = |value: &Value, name| value.as_u64().ok_or(name);
-    let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
+    let parameters = &record["identity"]["parameters"];
+    let counts = &record["counts"];
     let name = |path: &Value| {
         let path = Path::new(path.as_str()?);
         Some(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
     };
     let made_by = format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?);
     let by_strand = !record["models"]["caller"].is_string();
-    let threshold = match by_strand {
-        true => Some(parameters["threshold"].as_f64().ok_or("`threshold`")? as f32),
-        false => {
-            let named = parameters["calling"]["threshold"].as_str().and_then(Threshold::of_name);
-            match named.ok_or("`calling.threshold`")? {
-                Threshold::Preset(_) => None,
-                Threshold::Score(score) => Some(score as f32),
-            }
+    let threshold = if by_strand {
+        Some(parameters["threshold"].as_f64().ok_or("`threshold`")? as f32)
+    } else {
+        let named = parameters["calling"]["threshold"].as_str().and_then(Threshold::of_name);
+        match named.ok_or("`calling.threshold`")? {
+            Threshold::Preset(_) => None,
+            Threshold::Score(score) => Some(score as f32),
         }
     };
     let about = About {
@@ -384,7 +390,8 @@ fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) ->
         }
         *place = Place { sequence: id.to_owned(), before: place.end, end: place.end };
     }
-    let (start, end) = (whole("start", start)?, whole("end", end)?);
+    let start = whole("start", start)?;
+    let end = whole("end", end)?;
     let in_record = place.before.checked_add(end).filter(|&end| end <= record.length);
     let Some(last) = in_record.filter(|_| start > 0 && end >= start) else {
         return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
@@ -413,7 +420,8 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Wind
     if id != record.id || whole("window", window)? != number {
         return Err(other_run(&format!("window {number}"), record));
     }
-    let (start, end) = (whole("start", start)?, whole("end", end)?);
+    let start = whole("start", start)?;
+    let end = whole("end", end)?;
     if start == 0 || end < start || end > record.length {
         return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
     }
@@ -424,7 +432,8 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Wind
         (None, None) => None,
         (Some(_), None) | (None, Some(_)) => return Err("one score without the other".to_owned()),
     };
-    let (call, orfs) = (called(call)?, whole("n_orfs", orfs)?);
+    let call = called(call)?;
+    let orfs = whole("n_orfs", orfs)?;
     let is_scored = orfs > 0 && call != Call::Untrained;
     if score.is_some() != is_scored || (orfs == 0) != (call == Call::NoCall) {
         return Err("the columns contradict each other: n_orfs, scores, prediction".to_owned());

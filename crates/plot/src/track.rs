@@ -104,8 +104,8 @@ pub fn uncalled_intervals(windows: &[Window]) -> Vec<(u64, u64)> {
         }
         // Windows overlap: a silent interval ends where the next window with an open reading frame starts.
         let next = windows.get(index + 1).filter(|next| next.call != Call::NoCall);
-        let (start, end) =
-            (window.start.max(heard), next.map_or(window.end, |next| next.start.min(window.end)));
+        let start = window.start.max(heard);
+        let end = next.map_or(window.end, |next| next.start.min(window.end));
         match stretches.last_mut() {
             Some(last) if last.1 >= start && last.1 > heard => last.1 = last.1.max(end),
             _ if end > start => stretches.push((start, end)),

@@ -50,7 +50,9 @@ pub(crate) fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
         [] => Ok(None),
         [one] => Ok(Some(one.clone())),
         [one, other, ..] => {
-            let (folder, one, other) = (folder.to_owned(), one.clone(), other.clone());
+            let folder = folder.to_owned();
+            let one = one.clone();
+            let other = other.clone();
             Err(PlotError::SeveralRuns { folder, one, other })
         }
     }
@@ -70,7 +72,8 @@ impl VirNucProResults {
         for record in reader.records() {
             let record = record?;
             let (id, number) = numbered(&record.id).ok_or_else(|| {
-                let (path, name) = (path.clone(), record.id.clone());
+                let path = path.clone();
+                let name = record.id.clone();
                 PlotError::NotAWindow { path, name }
             })?;
             if number == 1 {
@@ -78,7 +81,8 @@ impl VirNucProResults {
                 gathered.id = id.to_owned();
             }
             if id != gathered.id || number != gathered.windows.len() as u64 + 1 {
-                let (number, record_before) = (gathered.windows.len(), gathered.id);
+                let number = gathered.windows.len();
+                let record_before = gathered.id;
                 let name = record.id;
                 return Err(PlotError::WindowOutOfOrder { path, name, number, record: record_before });
             }
@@ -87,7 +91,8 @@ impl VirNucProResults {
         records.end(gathered)?;
         let tracks = records.tracks;
         if let Some(id) = orfs.keys().min() {
-            let (table, window) = (tables.join(FRAMES), id.clone());
+            let table = tables.join(FRAMES);
+            let window = id.clone();
             return Err(PlotError::UnknownWindow { table, window, windows: path });
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -146,7 +151,9 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), PlotError> {
         [one] => Ok(one.clone()),
         [] => Err(PlotError::NoWindows { tables: tables.to_owned(), wanted }),
         [(one, _), (other, _), ..] => {
-            let (tables, one, other) = (tables.to_owned(), one.clone(), other.clone());
+            let tables = tables.to_owned();
+            let one = one.clone();
+            let other = other.clone();
             Err(PlotError::SeveralWindows { tables, wanted, one, other })
         }
     }
@@ -234,10 +241,12 @@ impl Records<'_> {
             return Ok(());
         }
         let bases = bases_of(&windows, self.length).ok_or_else(|| {
-            let (path, record) = (self.path.to_owned(), id.clone());
+            let path = self.path.to_owned();
+            let record = id.clone();
             PlotError::TornWindows { path, record, length: self.length }
         })?;
-        let (mut record, mut found) = (RecordScore::default(), vec![]);
+        let mut record = RecordScore::default();
+        let mut found = vec![];
         for chunk in chunks(bases, self.length) {
             let name = format!("{id}_chunk_{}", chunk.index + 1);
             let orfs = self.orfs.remove(&name).unwrap_or_default();

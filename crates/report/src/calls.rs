@@ -125,7 +125,8 @@ fn thresholds(run: &Value) -> String {
 /// The table of viruses and proviruses; empty if the results have none, or no such table.
 fn viruses(results: &Results) -> Result<String, DataError> {
     const HEADINGS: [&str; 8] = ["Name", "Kind", "Start", "End", "Length", "Reaches", "Virus score", "FDR"];
-    let (mut rows, mut total) = (String::new(), 0);
+    let mut rows = String::new();
+    let mut total = 0;
     results.viruses(|cells| {
         total += 1;
         if total <= MOST_VIRUSES {
@@ -330,10 +331,13 @@ fn read_tracks(results: &Results, survey: &Survey) -> Result<String, DataError> 
 
 /// Adds window `index` of `number` to the steps of a track: each window a step, or several windows of a long record.
 fn add_step(steps: &mut Vec<Step>, index: u64, number: u64, window: Window) {
-    let (start, end, score) = ((window.start - 1) as f64, window.end as f64, window.score);
-    let place = match number <= MOST_STEPS {
-        true => index as usize,
-        false => (u128::from(index) * u128::from(MOST_STEPS) / u128::from(number)) as usize,
+    let start = (window.start - 1) as f64;
+    let end = window.end as f64;
+    let score = window.score;
+    let place = if number <= MOST_STEPS {
+        index as usize
+    } else {
+        (u128::from(index) * u128::from(MOST_STEPS) / u128::from(number)) as usize
     };
     if steps.len() <= place {
         steps.push(Step { start, end, ..Step::default() });
@@ -373,9 +377,10 @@ fn track(results: &Results, record: &TrackRecord, steps: Vec<Step>, windows: u64
         n => format!("{} more", whole(n as u64)),
     };
     listed.extend(Some(more.as_str()).filter(|more| !more.is_empty()));
-    let below = match listed.is_empty() {
-        true => String::new(),
-        false => format!("<p class=\"note\">Regions: {}</p>\n", listed.join("; ")),
+    let below = if listed.is_empty() {
+        String::new()
+    } else {
+        format!("<p class=\"note\">Regions: {}</p>\n", listed.join("; "))
     };
     let label = format!("Virus score of {windows} windows along {}", record.name);
     let length = record.length;
@@ -401,7 +406,9 @@ fn table(results: &Results, selection: &Selection, scored: bool, room: usize) ->
     let mut columns: Vec<PageColumn> = (0..results.columns.len())
         .map(|place| {
             let column = &results.columns[place];
-            let (key, label, help) = (column.key.clone(), column.label.clone(), column.help.clone());
+            let key = column.key.clone();
+            let label = column.label.clone();
+            let help = column.help.clone();
             PageColumn { key, label, help, cells: cells(place), shown: column.shown, filter: column.filter }
         })
         .collect();
@@ -418,7 +425,9 @@ fn table(results: &Results, selection: &Selection, scored: bool, room: usize) ->
         cells => cells.write(row.values.get(place).copied().unwrap_or((row.ordinal + 1) as f64), out),
     };
     // Rows are in the order of their importance, so what does not fit is the least important.
-    let (mut bytes, mut cell, mut kept) = (0, String::new(), 0);
+    let mut bytes = 0;
+    let mut cell = String::new();
+    let mut kept = 0;
     for row in &selection.rows {
         for place in 0..columns.len() {
             cell.clear();
@@ -612,7 +621,9 @@ fn facts(results: &Results) -> String {
 
 /// The notes of the run: counts by kind and the first rows.
 fn notes(results: &Results) -> Result<String, DataError> {
-    let (mut kinds, mut rows, mut total): (BTreeMap<String, u64>, _, _) = (BTreeMap::new(), String::new(), 0);
+    let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
+    let mut rows = String::new();
+    let mut total = 0;
     results.notes(|cells| {
         let cells = cells.map(|cell| Name(cell).to_string());
         // The kinds are a small set; a file with more is cut, so that memory stays bounded.
@@ -630,9 +641,10 @@ fn notes(results: &Results) -> Result<String, DataError> {
     }
     let kinds: Vec<String> =
         kinds.iter().map(|(kind, count)| format!("{} {}", whole(*count), escape(kind))).collect();
-    let first = match total > MOST_NOTES as u64 {
-        true => format!(" The first {MOST_NOTES} of {}; notes.tsv has all of them.", whole(total)),
-        false => String::new(),
+    let first = if total > MOST_NOTES as u64 {
+        format!(" The first {MOST_NOTES} of {}; notes.tsv has all of them.", whole(total))
+    } else {
+        String::new()
     };
     Ok(format!(
         "<p>{}.{first}</p>\n<div class=\"scroll\"><table class=\"plain\"><thead><tr><th scope=\"col\">Record</th><th \

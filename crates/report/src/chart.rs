@@ -36,7 +36,8 @@ impl Histogram<'_> {
         let fewest = totals.iter().copied().filter(|&n| n > 0).min().unwrap_or(1);
         let scale = Scale::new(most, most / fewest >= LOGARITHMIC);
         let width = 100.0 / self.bins.len().max(1) as f64;
-        let (mut marks, mut rows) = (String::new(), String::new());
+        let mut marks = String::new();
+        let mut rows = String::new();
         for (place, (bin, &total)) in self.bins.iter().zip(&totals).enumerate() {
             if total == 0 {
                 continue;
@@ -56,7 +57,8 @@ impl Histogram<'_> {
                     // The height of the bar is on the scale of the axis; series divide it by their shares.
                     let bottom = height * below as f64 / total as f64;
                     let part = height * n as f64 / total as f64;
-                    let (x, y) = (width * place as f64 + 0.08 * width, 100.0 * (1.0 - bottom - part));
+                    let x = width * place as f64 + 0.08 * width;
+                    let y = 100.0 * (1.0 - bottom - part);
                     let _ = write!(marks, "{}", rect(class, x, y, 0.84 * width, 100.0 * part));
                     below += n;
                 }
@@ -110,7 +112,8 @@ impl Scatter<'_> {
         let shape = if self.points.is_empty() { self.cells(&mut marks) } else { "Each point is a record" };
         for (x, y, text, series) in self.points {
             let class = SERIES[*series].1;
-            let (x, y) = (decimal(100.0 * x, 2), decimal(100.0 * (1.0 - y), 2));
+            let x = decimal(100.0 * x, 2);
+            let y = decimal(100.0 * (1.0 - y), 2);
             let _ = write!(
                 marks,
                 "<circle class=\"{class}\" cx=\"{x}%\" cy=\"{y}%\" r=\"3.5\"><title>{}</title></circle>",
@@ -142,7 +145,8 @@ impl Scatter<'_> {
                 }
                 let series = (0..SERIES.len()).rev().max_by_key(|&s| cell[s]).unwrap_or(0);
                 let depth = 0.2 + 0.8 * (total as f64).ln_1p() / (most as f64).ln_1p();
-                let (x, y) = (width * column as f64, 100.0 - height * (row + 1) as f64);
+                let x = width * column as f64;
+                let y = 100.0 - height * (row + 1) as f64;
                 let _ = write!(
                     marks,
                     "<g opacity=\"{}\"><title>{} records</title>{}</g>",
@@ -218,7 +222,8 @@ impl Course {
         let mut marks = String::new();
         for (start, end, text) in &self.regions {
             // A region has at least a visible width.
-            let (x, width) = (100.0 * *start as f64 / length, (100.0 * (end - start) as f64 / length).max(0.3));
+            let x = 100.0 * *start as f64 / length;
+            let width = (100.0 * (end - start) as f64 / length).max(0.3);
             let _ = write!(marks, "<g><title>{}</title>{}", escape(text), rect("region", x, 0.0, width, 100.0));
             let _ = write!(
                 marks,
@@ -228,9 +233,11 @@ impl Course {
             );
         }
         // Coordinates of the inner picture, which is stretched over the plot.
-        let (x, y) =
-            (|base: f64| decimal(1000.0 * base / length, 2), |score: f64| decimal(100.0 * (1.0 - score), 2));
-        let (mut band, mut line, mut steps) = (String::new(), String::new(), [String::new(), String::new()]);
+        let x = |base: f64| decimal(1000.0 * base / length, 2);
+        let y = |score: f64| decimal(100.0 * (1.0 - score), 2);
+        let mut band = String::new();
+        let mut line = String::new();
+        let mut steps = [String::new(), String::new()];
         let cut = self.threshold.unwrap_or(0.5);
         let mut joined = false;
         for &Step { start, end, count, sum, low, high } in &self.steps {
@@ -240,7 +247,8 @@ impl Course {
             }
             let mean = sum / count as f64;
             if high > low {
-                let (left, right) = (x(start), x(end));
+                let left = x(start);
+                let right = x(end);
                 let _ = write!(band, "M{left} {}H{right}V{}H{left}Z", y(high), y(low));
             }
             let place = usize::from(mean < cut);

@@ -50,7 +50,8 @@ impl Curves<'_> {
                 chart.unit.text(limit.value)
             );
         }
-        let (mut inner, mut dots) = (String::new(), String::new());
+        let mut inner = String::new();
+        let mut dots = String::new();
         for line in &chart.lines {
             self.line(line, &axis, &mut inner, &mut dots);
         }
@@ -103,7 +104,9 @@ impl Curves<'_> {
         let points = Point::in_groups(&line.points, self.most);
         let y = |value: f64| axis.at(value).map(|height| UNITS * (1.0 - height.clamp(0.0, 1.0)));
         let x = |point: &Point| UNITS * self.x(point.first.midpoint(point.last) as f64);
-        let (mut curve, mut upper, mut lower) = (String::new(), String::new(), vec![]);
+        let mut curve = String::new();
+        let mut upper = String::new();
+        let mut lower = vec![];
         for point in &points {
             let (Some(high), Some(low), Some(mean)) = (y(point.high), y(point.low), y(point.mean())) else {
                 continue;
@@ -114,7 +117,8 @@ impl Curves<'_> {
             let _ = write!(upper, "{letter}{x} {}", decimal(high, 1));
             lower.push(format!("L{x} {}", decimal(low, 1)));
             if line.marked {
-                let (x, y) = (decimal(100.0 * self.x(point.first as f64), 2), decimal(mean / UNITS * 100.0, 2));
+                let x = decimal(100.0 * self.x(point.first as f64), 2);
+                let y = decimal(mean / UNITS * 100.0, 2);
                 let _ = write!(dots, "<circle class=\"r{}\" cx=\"{x}%\" cy=\"{y}%\" r=\"3\"/>", line.run);
             }
         }
@@ -160,11 +164,13 @@ pub fn load_map(title: &str, load: &ExpertLoad, end: u64, most: usize) -> String
         let mut column = 0;
         while column < columns.len() {
             // Neighbours of one shade are one rectangle.
-            let (first, shade) = (column, shade_at(column, expert));
+            let first = column;
+            let shade = shade_at(column, expert);
             while column + 1 < columns.len() && shade_at(column + 1, expert) == shade {
                 column += 1;
             }
-            let (from, to) = (left(first), right(column));
+            let from = left(first);
+            let to = right(column);
             let _ = write!(paths[shade], "M{} {expert}H{}v1H{0}z", decimal(from, 1), decimal(to, 1));
             column += 1;
         }

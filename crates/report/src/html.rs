@@ -90,10 +90,7 @@ pub fn bases(number: u64) -> String {
 /// A number with at most `digits` decimals, without zeros at its end.
 pub fn decimal(number: f64, digits: usize) -> String {
     let text = format!("{number:.digits$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
-    }
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// A time in seconds since 1970 as `2026-11-25 14:03 UTC`.
@@ -101,14 +98,16 @@ pub fn date(seconds: u64) -> String {
     // Days to a date of the Gregorian calendar: "civil_from_days" of Howard Hinnant,
     // https://howardhinnant.github.io/date_algorithms.html. Years begin on 1 March, so that a leap day is the last.
     let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
+    let era = days / 146_097;
+    let day = days % 146_097;
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
     let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute) = (seconds / 3_600 % 24, seconds / 60 % 60);
+    let hour = seconds / 3_600 % 24;
+    let minute = seconds / 60 % 60;
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 

@@ -37,7 +37,8 @@ impl Page {
     pub fn html(&self) -> String {
         let link = |s: &Section| format!("<a href=\"#{}\">{}</a>\n", s.id, escape(s.title));
         let section = |s: &Section| {
-            let (id, title) = (s.id, escape(s.title));
+            let id = s.id;
+            let title = escape(s.title);
             format!(
                 "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\n<h2 id=\"{id}-title\">{title}</h2>\n{}</section>\n",
                 s.body
@@ -46,7 +47,8 @@ impl Page {
         let title = escape(&self.title);
         let links: String = self.sections.iter().map(link).collect();
         let sections: String = self.sections.iter().map(section).collect();
-        let (style, script) = (format!("{STYLE}{}", self.own.0), format!("{SCRIPT}{}", self.own.1));
+        let style = format!("{STYLE}{}", self.own.0);
+        let script = format!("{SCRIPT}{}", self.own.1);
         let digest = base64(&Sha256::digest(script.as_bytes()));
         fill(&[
             ("digest", &digest),
@@ -83,9 +85,10 @@ fn base64(bytes: &[u8]) -> String {
         let word =
             group.iter().fold(0_u32, |word, &byte| word << 8 | u32::from(byte)) << (8 * (3 - group.len()));
         for place in 0..4 {
-            match place <= group.len() {
-                true => text.push(char::from(DIGITS[(word >> (18 - 6 * place)) as usize & 63])),
-                false => text.push('='),
+            if place <= group.len() {
+                text.push(char::from(DIGITS[(word >> (18 - 6 * place)) as usize & 63]))
+            } else {
+                text.push('=')
             }
         }
     }

@@ -116,12 +116,11 @@ impl Results {
         let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map(|time| time.as_secs());
 
         let table = TableReader::open_all(&folder.join(PREDICTIONS))?;
-        let form = match table.names().iter().any(|name| name == "n_scored") {
-            true => Form::VirNucPro,
-            false => Form::Caller,
-        };
+        let form =
+            if table.names().iter().any(|name| name == "n_scored") { Form::VirNucPro } else { Form::Caller };
         let known = |name: &String| column(name, form).ok_or_else(|| Name(name).to_string());
-        let (mut columns, mut unknown) = (vec![], vec![]);
+        let mut columns = vec![];
+        let mut unknown = vec![];
         for name in table.names() {
             match known(name) {
                 Ok(column) => columns.push(column),
@@ -169,12 +168,15 @@ impl Results {
 
     /// Calls `see` for every record, in order.
     pub fn records(&mut self, mut see: impl FnMut(&Row)) -> Result<(), DataError> {
-        let (mut table, mut regions) =
-            (self.predictions()?, RegionReader::open(&self.folder, RegionFacts::of_run(&self.run))?);
+        let mut table = self.predictions()?;
+        let mut regions = RegionReader::open(&self.folder, RegionFacts::of_run(&self.run))?;
         let mut values = vec![f64::NAN; self.columns.len()];
-        let (mut found, mut ordinal) = (vec![], 0);
+        let mut found = vec![];
+        let mut ordinal = 0;
         loop {
-            let (columns, words, at) = (&self.columns, &mut self.words, self.at);
+            let columns = &self.columns;
+            let words = &mut self.words;
+            let at = self.at;
             let name = table.next_row(|cells| {
                 for (place, (cell, column)) in cells.iter().zip(columns).enumerate() {
                     values[place] = value(column, cell, &mut words[place], place == at.call)?;
@@ -234,7 +236,9 @@ impl Results {
             Form::Caller => &["seq_name", "start", "end", "virus_score"],
         };
         let mut windows = TableReader::open(&path, scores)?;
-        let (mut ordinal, mut count, paired) = (0, 0, self.is_paired());
+        let mut ordinal = 0;
+        let mut count = 0;
+        let paired = self.is_paired();
         let record = |[name, length, windows]: [&str; 3]| {
             Ok((name.to_owned(), whole("length", length)?, whole("n_windows", windows)?))
         };
@@ -323,13 +327,15 @@ fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Windo
         let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
         return Err(format!("{text}; the tables are incomplete or belong to different runs"));
     }
-    let (start, end) = (whole("start", cells[1])?, whole("end", cells[2])?);
+    let start = whole("start", cells[1])?;
+    let end = whole("end", cells[2])?;
     if start == 0 || end < start || end > length {
         return Err(format!("bases {start} to {end} are not in a record of {length}"));
     }
     let score = match cells[3..] {
         [other, virus] => {
-            let (other, virus) = (share_or_nan("score_other", other)?, share_or_nan("score_virus", virus)?);
+            let other = share_or_nan("score_other", other)?;
+            let virus = share_or_nan("score_virus", virus)?;
             if other.is_nan() != virus.is_nan() || other + virus == 0.0 {
                 return Err("score_other and score_virus must both be NA, or one of them above 0".to_owned());
             }

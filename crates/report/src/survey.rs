@@ -203,8 +203,10 @@ impl Survey {
     /// Adds a record.
     pub fn add(&mut self, row: &Row) {
         let at = self.at;
-        let (length, windows) = (row.values[at.length] as u64, row.values[at.windows] as u64);
-        let (score, call) = (row.values[at.score], row.values[at.call] as usize);
+        let length = row.values[at.length] as u64;
+        let windows = row.values[at.windows] as u64;
+        let score = row.values[at.score];
+        let call = row.values[at.call] as usize;
         let series = series_of(call);
         self.records += 1;
         // Sums of lengths come from a file and may be any numbers.
@@ -261,7 +263,8 @@ impl Survey {
     /// Keeps the record if it is among the [`TRACKS`] most interesting ones: those with regions, those called virus,
     /// then by number of windows and length.
     fn offer_track(&mut self, row: &Row, length: u64, windows: u64) {
-        let (score, call) = (row.values[self.at.score], row.values[self.at.call] as usize);
+        let score = row.values[self.at.score];
+        let call = row.values[self.at.call] as usize;
         // A single window has no course along the record.
         if windows < 2 || score.is_nan() {
             return;
@@ -273,7 +276,9 @@ impl Survey {
         }
         self.tracks.truncate(TRACKS - 1);
         let regions = row.regions.iter().take(MOST_REGIONS).copied().collect();
-        let (ordinal, name, region_count) = (row.ordinal, Name(row.name).to_string(), row.regions.len());
+        let ordinal = row.ordinal;
+        let name = Name(row.name).to_string();
+        let region_count = row.regions.len();
         self.tracks
             .insert(place, TrackRecord { rank, ordinal, name, length, score, call, regions, region_count });
     }

@@ -297,7 +297,8 @@ fn folders_without_results_and_existing_files_are_refused() {
     let folder = ResultFolder::new();
     folder.refuses("there is no run.json in it");
     folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
-    let (output, title) = (folder.path("page.html"), Some("A <title>".to_owned()));
+    let output = folder.path("page.html");
+    let title = Some("A <title>".to_owned());
     let mut options = Options { results: vec![folder.folder.0.clone()], output, title, force: false };
     report(&options).expect("written");
     let page = fs::read_to_string(&options.output).expect("there");
@@ -311,10 +312,8 @@ fn folders_without_results_and_existing_files_are_refused() {
 /// Records of a run as lines of predictions.tsv: `virus` of them are called virus, with ascending scores.
 fn many(records: usize, virus: usize, name: impl Fn(usize) -> String) -> String {
     let line = |n: usize| {
-        let (score, call) = match n < virus {
-            true => (0.5 + 0.4 * n as f64 / virus as f64, "virus"),
-            false => (0.1, "other"),
-        };
+        let (score, call) =
+            if n < virus { (0.5 + 0.4 * n as f64 / virus as f64, "virus") } else { (0.1, "other") };
         format!("{}\t150\t1\t{score:.6}\t0.1\t0.9\t0.1\t{call}\tNA\tphage\t0.5\t0.5\n", name(n))
     };
     (0..records).map(line).collect()

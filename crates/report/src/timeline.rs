@@ -234,7 +234,8 @@ impl Words {
 fn templated(name: &str) -> (String, i64) {
     let mut at = 0;
     for word in name.split(['.', ' ']) {
-        let (before, after) = (&name[..at], &name[at + word.len()..]);
+        let before = &name[..at];
+        let after = &name[at + word.len()..];
         let number = word.parse::<u32>().ok().filter(|number| number.to_string() == word);
         if let (Some(number), false) = (number, before.is_empty()) {
             return (format!("{before}{NUMBER}{after}"), i64::from(number));
@@ -297,11 +298,15 @@ fn push_all<const N: usize>(columns: &mut [Column; N], row: [i64; N]) {
 /// The data of a timeline for the script; `read` in timeline.js undoes the packing.
 fn data(plan: &Planned, title: &str) -> String {
     let timeline = &plan.timeline;
-    let (mut names, mut lines, mut phases, mut kernels) =
-        (Words::default(), Words::default(), Words::default(), Words::default());
-    let (mut sizes, mut times) = (Numbers::default(), Numbers::default());
+    let mut names = Words::default();
+    let mut lines = Words::default();
+    let mut phases = Words::default();
+    let mut kernels = Words::default();
+    let mut sizes = Numbers::default();
+    let mut times = Numbers::default();
     let layer_of = |layer: Option<u32>| layer.map_or(-1, i64::from);
-    let (mut numbers, mut layers) = (Distances::default(), Distances::default());
+    let mut numbers = Distances::default();
+    let mut layers = Distances::default();
     let mut instructions: [Column; 6] = Default::default();
     for i in &timeline.instructions {
         let kernel = i.kernel.map_or(-1, |kernel| kernels.number(kernel.to_owned()) as i64);
@@ -311,8 +316,9 @@ fn data(plan: &Planned, title: &str) -> String {
         let layer = layers.of(layer_of(i.layer));
         push_all(&mut instructions, [name, numbers.of(number), layer, phase, kernel, nanoseconds]);
     }
-    let (mut numbers, mut layers, mut births) =
-        (Distances::default(), Distances::default(), Distances::default());
+    let mut numbers = Distances::default();
+    let mut layers = Distances::default();
+    let mut births = Distances::default();
     let mut tensors: [Column; 9] = Default::default();
     let mut end = 0_i64;
     let alignment = timeline.alignment.max(1) as i64;
@@ -325,7 +331,8 @@ fn data(plan: &Planned, title: &str) -> String {
         let life = if t.plan.is_some() { (t.death - t.birth) as i64 } else { -1 };
         let line = lines.number(t.line.clone()) as i64;
         let [name, number] = names.name(&t.name);
-        let (layer, birth) = (layers.of(layer_of(t.layer)), births.of(t.birth as i64));
+        let layer = layers.of(layer_of(t.layer));
+        let birth = births.of(t.birth as i64);
         let size = sizes.number(t.bytes.0);
         let row = [name, numbers.of(number), layer, phase, line, birth, life, distance, size];
         push_all(&mut tensors, row);
@@ -439,7 +446,8 @@ fn slowest(timeline: &Timeline, measured: &Measured) -> PageTable {
     let count = ran.len();
     ran.sort_by(|a, b| b.1.total_cmp(&a.1));
     ran.truncate(SLOWEST);
-    let (mut phases, mut kernels) = (Words::default(), Words::default());
+    let mut phases = Words::default();
+    let mut kernels = Words::default();
     let microseconds = Cells::Number { stored: 3 };
     let ratios = Cells::Number { stored: 3 };
     let mut values: [Vec<String>; 8] = Default::default();
@@ -499,7 +507,9 @@ fn slowest(timeline: &Timeline, measured: &Measured) -> PageTable {
 
 /// The largest tensors of all plans.
 fn table(plans: &[Planned], titles: &[String]) -> PageTable {
-    let (mut lines, mut phases, mut steps) = (Words::default(), Words::default(), Words::default());
+    let mut lines = Words::default();
+    let mut phases = Words::default();
+    let mut steps = Words::default();
     let mut all: Vec<(usize, &TimelineTensor)> = plans
         .iter()
         .enumerate()

@@ -85,19 +85,21 @@ impl Training<'_> {
         if all.is_empty() {
             return "<p>metrics.jsonl has no number yet.</p>\n".to_owned();
         }
-        let (mut lines, mut shown, mut left) = (0, vec![], vec![]);
+        let mut lines = 0;
+        let mut shown = vec![];
+        let mut left = vec![];
         for chart in all {
-            match lines + chart.lines.len() <= MOST_LINES {
-                true => {
-                    lines += chart.lines.len();
-                    shown.push(chart);
-                }
-                false => left.push(chart.id),
+            if lines + chart.lines.len() <= MOST_LINES {
+                lines += chart.lines.len();
+                shown.push(chart);
+            } else {
+                left.push(chart.id)
             }
         }
         let room = ROOM / lines.max(1);
         let [most, drawn] = [room * 3 / 4 / POINT[0], room / 4 / POINT[1]];
-        let (most, drawn) = (most.clamp(40, 2000), drawn.clamp(20, 300));
+        let most = most.clamp(40, 2000);
+        let drawn = drawn.clamp(20, 300);
         for line in shown.iter_mut().flat_map(|chart| &mut chart.lines) {
             line.points = self.thinned(line, most);
         }
@@ -202,9 +204,10 @@ impl Training<'_> {
             .into_iter()
             .map(|(first, last)| {
                 let spans: Vec<u64> = first.iter().zip(&last).map(|(first, last)| last - first).collect();
-                match spans.iter().all(|&span| span == 0) {
-                    true => json!({"first": first}),
-                    false => json!({"first": first, "span": spans}),
+                if spans.iter().all(|&span| span == 0) {
+                    json!({"first": first})
+                } else {
+                    json!({"first": first, "span": spans})
                 }
             })
             .collect();
@@ -318,7 +321,8 @@ impl Training<'_> {
         if count == 0 {
             return String::new();
         }
-        let (mut rows, mut shown) = (0, vec![]);
+        let mut rows = 0;
+        let mut shown = vec![];
         for (title, load) in all().take(MOST_MAPS) {
             if rows + load.experts > MOST_CELLS / 4 {
                 break;
@@ -349,7 +353,8 @@ impl Training<'_> {
         if total == 0 {
             return "<p>The runs have no events.</p>\n".to_owned();
         }
-        let (mut rows, mut shown) = (String::new(), 0);
+        let mut rows = String::new();
+        let mut shown = 0;
         for (run, name) in self.runs.iter().zip(self.names) {
             for event in run.events.iter().take(MOST_EVENTS / self.runs.len()) {
                 let step = event.step.map_or("–".to_owned(), whole);
@@ -363,11 +368,10 @@ impl Training<'_> {
                 shown += 1;
             }
         }
-        let first = match shown < total {
-            true => {
-                format!("<p>{} of {} events; metrics.jsonl has all of them.</p>\n", whole(shown), whole(total))
-            }
-            false => String::new(),
+        let first = if shown < total {
+            format!("<p>{} of {} events; metrics.jsonl has all of them.</p>\n", whole(shown), whole(total))
+        } else {
+            String::new()
         };
         format!(
             "{first}<div class=\"scroll\"><table class=\"plain\"><thead><tr><th scope=\"col\">Run</th><th scope=\"col\">Step</th><th \
@@ -379,9 +383,10 @@ impl Training<'_> {
         let mut html = String::new();
         if self.runs.len() > 1 {
             let different = differences(self.runs);
-            html += match different.is_empty() {
-                true => "<p>The configurations are equal.</p>\n",
-                false => "<h3>Differences</h3>\n",
+            html += if different.is_empty() {
+                "<p>The configurations are equal.</p>\n"
+            } else {
+                "<h3>Differences</h3>\n"
             };
             if !different.is_empty() {
                 html += &self.table("Key", different.into_iter().take(MOST_KEYS));
@@ -425,9 +430,10 @@ impl Training<'_> {
                     format!("<td>{}</td>", value.map_or("–".to_owned(), |value| unit.text(value)))
                 };
                 let cells: String = keys.iter().map(cell).collect();
-                let step = match with_steps {
-                    true => format!("<td>{}</td>", stage.step.map_or("–".to_owned(), whole)),
-                    false => String::new(),
+                let step = if with_steps {
+                    format!("<td>{}</td>", stage.step.map_or("–".to_owned(), whole))
+                } else {
+                    String::new()
                 };
                 let _ = writeln!(html, "<tr><th scope=\"row\">{}</th>{step}{cells}</tr>", escape(&stage.name));
             }

@@ -179,7 +179,8 @@ fn what_is_left_is_cut_evenly() {
     let mut r = Random(5);
     for (parts, left) in [(2, 900), (4, 3_500), (16, 3_500), (6, 40), (8, 0)] {
         let mut packer = Packer::new(1000, 1000, 100, Order::ByLength);
-        let (mut owner, mut sum) = (0, 0);
+        let mut owner = 0;
+        let mut sum = 0;
         while sum < left {
             let tokens = vec![1; r.uniform(5, 20)];
             packer.push(owner, &tokens).unwrap();
@@ -191,7 +192,8 @@ fn what_is_left_is_cut_evenly() {
         assert_eq!(sizes.iter().sum::<usize>(), sum);
         if left >= 20 * parts {
             assert!(packs.len().abs_diff(parts) <= 1, "{parts}: {sizes:?}");
-            let (but_last, most) = (&sizes[..sizes.len() - 1], sum.div_ceil(parts) + 20);
+            let but_last = &sizes[..sizes.len() - 1];
+            let most = sum.div_ceil(parts) + 20;
             assert!(
                 but_last.iter().all(|&size| size <= most && size + 40 >= sum / parts),
                 "{parts}: {sizes:?}"

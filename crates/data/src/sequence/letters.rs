@@ -159,7 +159,8 @@ impl LineCleaner {
                 }
                 ByteClass::Mark if self.alphabet == Alphabet::AminoAcids => seq.push(byte),
                 ByteClass::Mark | ByteClass::Other => {
-                    let (column, begins_line) = (self.column, self.is_blank);
+                    let column = self.column;
+                    let begins_line = self.is_blank;
                     self.bad.get_or_insert(BadByte { byte, column, begins_line });
                 }
             }

@@ -82,9 +82,10 @@ impl Listing {
     pub fn of(paths: &[PathBuf], alphabet: Option<Alphabet>) -> Result<Self, DataError> {
         let mut listing = Self::default();
         for path in paths {
-            match super::stored::is_stdin(path) || !path.is_dir() {
-                true => listing.files.push(ListedFile { path: path.clone(), alphabet: None }),
-                false => listing.add_folder(path, alphabet)?,
+            if super::stored::is_stdin(path) || !path.is_dir() {
+                listing.files.push(ListedFile { path: path.clone(), alphabet: None })
+            } else {
+                listing.add_folder(path, alphabet)?
             }
         }
         Ok(listing)
@@ -292,7 +293,8 @@ mod tests {
             paths.sort();
             paths
         };
-        let (dna, proteins) = (read(Some(Alphabet::Nucleotides)), read(Some(Alphabet::AminoAcids)));
+        let dna = read(Some(Alphabet::Nucleotides));
+        let proteins = read(Some(Alphabet::AminoAcids));
         assert_eq!(dna.paths(), of(|row| row.1));
         assert_eq!(proteins.paths(), of(|row| row.2));
         assert_eq!(read(None).paths(), of(|row| row.1 || row.2));

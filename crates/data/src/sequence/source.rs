@@ -41,7 +41,8 @@ impl Source {
     pub(crate) fn new(path: &Path, inner: Box<dyn Read + Send>) -> Result<Self, DataError> {
         let stored = Stored::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let body = Body::new(stored);
-        let (path, buffer) = (path.to_owned(), vec![0; BUFFER]);
+        let path = path.to_owned();
+        let buffer = vec![0; BUFFER];
         Ok(Source { path, body, buffer, start: 0, end: 0, lines: 0 })
     }
 
@@ -97,9 +98,10 @@ impl Source {
     pub(crate) fn refuse_foreign(&mut self, is_text: bool) -> Result<(), DataError> {
         let outer = self.body.compression();
         let Some(format) = foreign::recognise(self.ahead(foreign::ENOUGH)?, outer) else { return Ok(()) };
-        match is_text && format.is_text {
-            true => Ok(()),
-            false => Err(DataError::at(&self.path, DataErrorKind::Foreign(format))),
+        if is_text && format.is_text {
+            Ok(())
+        } else {
+            Err(DataError::at(&self.path, DataErrorKind::Foreign(format)))
         }
     }
 

@@ -69,7 +69,9 @@ pub fn digests<E: From<DataError>>(
 fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) -> Result<Input, E> {
     let fail = |e| DataError::at(path, DataErrorKind::Read(e));
     let mut file = File::open(path).map_err(fail)?;
-    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 256 << 10]);
+    let mut hash = Sha256::new();
+    let mut bytes = 0;
+    let mut buffer = vec![0; 256 << 10];
     loop {
         between()?;
         match file.read(&mut buffer) {
@@ -105,7 +107,8 @@ pub(super) struct Stored {
 impl Stored {
     /// Reads the first bytes of `inner`.
     pub(super) fn new(inner: Box<dyn Read + Send>) -> io::Result<Self> {
-        let (hash, ahead) = (Sha256::new(), [0; AHEAD]);
+        let hash = Sha256::new();
+        let ahead = [0; AHEAD];
         let mut new = Stored { inner, hash, bytes: 0, failed: false, ahead, ahead_len: 0, ahead_taken: 0 };
         while new.ahead_len < AHEAD {
             match new.inner.read(&mut new.ahead[new.ahead_len..]) {

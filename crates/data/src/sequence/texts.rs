@@ -120,7 +120,8 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let mut reader = Reader::open([&path]).unwrap();
         reader.accept_texts();
-        let (mut record, mut found) = (Record::default(), vec![]);
+        let mut record = Record::default();
+        let mut found = vec![];
         let done = loop {
             match reader.read_into(&mut record) {
                 Ok(true) => found.push((record.id.clone(), String::from_utf8(record.seq.clone()).unwrap())),

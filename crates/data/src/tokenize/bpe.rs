@@ -133,9 +133,10 @@ impl Bpe {
         let ends = ["[CLS]", "[SEP]"].map(|name| self.tokenizer.token_to_id(name));
         let empty = self.tokenizer.encode_fast("", true)?;
         let found: Vec<Option<u32>> = empty.get_ids().iter().map(|&id| Some(id)).collect();
-        match found == ends {
-            true => Ok(()),
-            false => Err("it does not put [CLS] before and [SEP] after a sequence".into()),
+        if found == ends {
+            Ok(())
+        } else {
+            Err("it does not put [CLS] before and [SEP] after a sequence".into())
         }
     }
 }

@@ -92,10 +92,7 @@ impl BytePairs {
     fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let mut file: Value = serde_json::from_slice(bytes)?;
         let over_bytes = is_byte_level(&file["pre_tokenizer"]) && file["model"]["type"] != "Unigram";
-        let unknown = match over_bytes {
-            true => check(&file).map(|()| None)?,
-            false => sentence_piece::check(&file)?,
-        };
+        let unknown = if over_bytes { check(&file).map(|()| None)? } else { sentence_piece::check(&file)? };
         let frame = frame(&file["post_processor"])?;
         // Documents are encoded without truncation, padding and added special tokens, and are never decoded.
         // Removing the unused fields also avoids errors from values that the crate does not support.
@@ -207,10 +204,7 @@ impl BytePairs {
     /// Maximum number of tokens of a text of `bytes` bytes.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         // Normalization to NFC makes at most three bytes of one.
-        match self.parts && !self.normalizes {
-            true => bytes,
-            false => MAX_TOKENS * bytes + MARKS,
-        }
+        if self.parts && !self.normalizes { bytes } else { MAX_TOKENS * bytes + MARKS }
     }
 
     /// Upper bound in bytes of the working memory and cache of the crate for documents of at most `longest` bytes.
@@ -283,7 +277,8 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
                 frame.after.push(sep);
             }
             Some("TemplateProcessing") => {
-                let (mut before, mut after) = (vec![], None::<Vec<i32>>);
+                let mut before = vec![];
+                let mut after = None::<Vec<i32>>;
                 for part in step["single"].as_array().into_iter().flatten() {
                     if part["Sequence"]["id"] == "A" && after.is_none() {
                         after = Some(vec![]);
@@ -357,7 +352,8 @@ fn check_words(words: &Value) -> Result<(), Refusal> {
 
 /// Checks a byte-level BPE file: `Err` names the first field with an unsupported value.
 fn check(file: &Value) -> Result<(), Refusal> {
-    let (model, words) = (&file["model"], &file["pre_tokenizer"]);
+    let model = &file["model"];
+    let words = &file["pre_tokenizer"];
     let kind = |part: &Value| part["type"].as_str().unwrap_or("of no type").to_owned();
     if !(model["type"].is_null() || model["type"] == "BPE") {
         return Err(format!("its model {} is not BPE", kind(model)).into());

@@ -291,7 +291,8 @@ const SAMPLE: usize = 256 << 10;
 impl<'a> Scan<'a> {
     fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
         let splitter = Splitter::new(&settings.validation, &settings.format);
-        let (census, hash) = (DatasetStats::default(), Sha256::new());
+        let census = DatasetStats::default();
+        let hash = Sha256::new();
         Scan {
             settings,
             vocabulary,
@@ -316,7 +317,8 @@ impl<'a> Scan<'a> {
         };
         // Validation files are read first: the training pass then only looks up hashes and removes matching
         // validation documents from the statistics, each distinct hash once.
-        let (mut sizes, mut trained) = (std::collections::HashMap::new(), HashSet::new());
+        let mut sizes = std::collections::HashMap::new();
+        let mut trained = HashSet::new();
         let paths = self.list(paths)?;
         let validation = self.files(paths, |scan, hash, bytes| {
             let size: &mut SplitSize = sizes.entry(hash).or_default();
@@ -358,7 +360,8 @@ impl<'a> Scan<'a> {
         let mut tokens = Vec::new();
         for path in &files.paths {
             let mut documents = Documents::open(path, self.settings, self.labels)?;
-            let (mut count, mut unknown) = (0, UnknownLetters::default());
+            let mut count = 0;
+            let mut unknown = UnknownLetters::default();
             while documents.read(&mut document)? {
                 count += 1;
                 if let Some(alphabet) = self.settings.tokens.alphabet() {

@@ -134,13 +134,12 @@ fn folder(path: &Path, format: &Format) -> Result<Listing, DataError> {
             (false, false) => listing.skipped.push(SkippedEntry { path: entry, why: SkipReason::Ending }),
         }
     }
-    match listing.files.is_empty() {
-        false => Ok(listing),
-        true => {
-            let endings = wanted.endings();
-            let what = format!("no file in this folder ends with {endings}; give the files by name");
-            Err(DataError::at(path, DataErrorKind::NoData(what)))
-        }
+    if listing.files.is_empty() {
+        let endings = wanted.endings();
+        let what = format!("no file in this folder ends with {endings}; give the files by name");
+        Err(DataError::at(path, DataErrorKind::NoData(what)))
+    } else {
+        Ok(listing)
     }
 }
 

@@ -81,9 +81,10 @@ impl Classes {
 
     /// Checks that a class index is below the number of classes.
     fn number(&self, number: u32) -> Result<i32, String> {
-        match (number as usize) < self.count() {
-            true => Ok(number as i32),
-            false => Err(format!("the class {number} is not below {}", self.count())),
+        if (number as usize) < self.count() {
+            Ok(number as i32)
+        } else {
+            Err(format!("the class {number} is not below {}", self.count()))
         }
     }
 }
@@ -97,9 +98,10 @@ pub fn class_words(path: &Path) -> Result<Vec<String>, DataError> {
     let text = bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
     let classes = lines(&text).filter_map(|(_, line)| Some(line.split_once('\t')?.1.trim()));
     let words: BTreeSet<&str> = classes.filter(|class| !class.is_empty()).collect();
-    match words.iter().all(|class| class.parse::<u32>().is_ok()) {
-        true => Ok(vec![]),
-        false => Ok(words.into_iter().map(str::to_owned).collect()),
+    if words.iter().all(|class| class.parse::<u32>().is_ok()) {
+        Ok(vec![])
+    } else {
+        Ok(words.into_iter().map(str::to_owned).collect())
     }
 }
 

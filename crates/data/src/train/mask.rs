@@ -35,11 +35,12 @@ impl Masking<'_> {
         let may = |token: i32| self.ordinary.binary_search(&token).is_ok();
         let drawn = |at: usize| key(at).unit() < self.rates.select && may(tokens[at]);
         // A short piece may draw no token; the ordinary token with the smallest draw is then selected instead.
-        let stands_in = match (0..tokens.len()).any(drawn) {
-            true => None,
-            false => (0..tokens.len())
+        let stands_in = if (0..tokens.len()).any(drawn) {
+            None
+        } else {
+            (0..tokens.len())
                 .filter(|&at| may(tokens[at]))
-                .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit())),
+                .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit()))
         };
         let mut chosen = 0;
         // The replacement has a key of its own (`with(1)`), since `key(at)` is already conditioned on the selection.
@@ -72,7 +73,8 @@ mod tests {
     fn masked(tokens: &[i32], from: usize, key: Key) -> (Vec<i32>, Vec<i32>) {
         let ordinary: Vec<i32> = (10..MASK).chain(100..200).collect();
         let masking = Masking { rates: MaskRates::BERT, mask: MASK, ordinary: &ordinary };
-        let (mut ids, mut targets) = (Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut targets = Vec::new();
         let chosen = masking.push(tokens, from, key, &mut ids, &mut targets);
         assert_eq!(chosen as usize, targets.iter().filter(|&&t| t != IGNORED).count());
         (ids, targets)
@@ -85,8 +87,9 @@ mod tests {
         let count = |wanted: fn(i32) -> bool| {
             ids.iter().zip(&targets).filter(|&(&id, &target)| target == 50 && wanted(id)).count()
         };
-        let (mask, random, same) =
-            (count(|id| id == MASK), count(|id| id != MASK && id != 50), count(|id| id == 50));
+        let mask = count(|id| id == MASK);
+        let random = count(|id| id != MASK && id != 50);
+        let same = count(|id| id == 50);
         assert!((11_600..12_400).contains(&mask), "{mask}");
         assert!((1_350..1_650).contains(&random), "{random}");
         assert!((1_350..1_650).contains(&same), "{same}");
@@ -97,7 +100,8 @@ mod tests {
     fn pieces_are_masked_as_the_whole() {
         let tokens: Vec<i32> = (100..200).collect();
         let (ids, targets) = masked(&tokens, 0, Key::new(5));
-        let (first, second) = (masked(&tokens[..40], 0, Key::new(5)), masked(&tokens[40..], 40, Key::new(5)));
+        let first = masked(&tokens[..40], 0, Key::new(5));
+        let second = masked(&tokens[40..], 40, Key::new(5));
         assert_eq!(ids, [first.0, second.0].concat());
         assert_eq!(targets, [first.1, second.1].concat());
         assert_ne!(ids, masked(&tokens, 0, Key::new(6)).0);

@@ -85,7 +85,9 @@ impl Pipeline {
             let _ =
                 free.send(DocumentGroup::new(PARCEL + longest, inner.vocabulary.most_tokens(PARCEL + longest)));
         }
-        let (mut inputs, mut outputs, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        let mut inputs = Vec::new();
+        let mut outputs = Vec::new();
+        let mut threads = Vec::new();
         for _ in 0..workers {
             let (input, work) = sync_channel::<DocumentGroup>(count);
             let (done, output) = sync_channel(count);

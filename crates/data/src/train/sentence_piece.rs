@@ -60,9 +60,10 @@ fn normalizer(part: &Value) -> Result<(), Refusal> {
         Some("Replace") => Err("its normalizer Replace has another pattern than a text".into()),
         Some("Precompiled") => {
             let map = part["precompiled_charsmap"].as_str().and_then(decoded);
-            match map.is_some_and(|map| is_sound(&map)) {
-                true => Ok(()),
-                false => Err("its normalizer Precompiled is damaged".into()),
+            if map.is_some_and(|map| is_sound(&map)) {
+                Ok(())
+            } else {
+                Err("its normalizer Precompiled is damaged".into())
             }
         }
         Some(kind) if NORMALIZERS.contains(&kind) => Ok(()),
@@ -148,7 +149,9 @@ fn decoded(text: &str) -> Option<Vec<u8>> {
         b'/' => Some(63),
         _ => None,
     };
-    let (mut bytes, mut bits, mut held) = (Vec::with_capacity(text.len() / 4 * 3), 0u32, 0);
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let mut bits = 0u32;
+    let mut held = 0;
     for c in text.trim_end_matches('=').bytes() {
         (bits, held) = (bits << 6 | u32::from(value(c)?), held + 6);
         if held >= 8 {
@@ -287,7 +290,8 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused_by_name() {
-        let (unigram, llama) = (unigram_file(), llama_file());
+        let unigram = unigram_file();
+        let llama = llama_file();
         let regex =
             json!({"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": false});
         for (file, pointer, value, why) in [

@@ -185,9 +185,10 @@ impl MaskRates {
         if !(self.select > 0.0 && part(self.select)) {
             return Err("the masked part must be above 0, at most 1");
         }
-        match part(self.mask) && part(self.random) && part(self.mask + self.random) {
-            true => Ok(()),
-            false => Err("the masked and random parts must be 0 to 1 together"),
+        if part(self.mask) && part(self.random) && part(self.mask + self.random) {
+            Ok(())
+        } else {
+            Err("the masked and random parts must be 0 to 1 together")
         }
     }
 }

@@ -44,15 +44,16 @@ impl Splitter {
     pub(super) fn hash(&self, document: &[u8]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.seed.to_le_bytes());
-        match self.ignores_case {
-            true => document.chunks(4096).for_each(|part| {
+        if self.ignores_case {
+            document.chunks(4096).for_each(|part| {
                 let mut upper = [0; 4096];
                 let upper = &mut upper[..part.len()];
                 upper.copy_from_slice(part);
                 upper.make_ascii_uppercase();
                 hash.update(upper);
-            }),
-            false => hash.update(document),
+            })
+        } else {
+            hash.update(document)
         }
         let digest: [u8; 32] = hash.finalize().into();
         digest.iter().take(8).fold(0, |word, &byte| word << 8 | u64::from(byte))

@@ -67,7 +67,8 @@ impl Vocabulary {
             TokenizerKind::BytePairs { file, end } => {
                 let pairs = BytePairs::from_file(file)?;
                 let last = end.as_deref().map(|name| pairs.special(name, file)).transpose()?;
-                let (size, special) = (pairs.size(), pairs.specials().to_vec());
+                let size = pairs.size();
+                let special = pairs.specials().to_vec();
                 let kind = VocabularyKind::BytePairs(Box::new(pairs));
                 Ok(Self::new(kind, size, [None, last], None, |id| !special.contains(&id)))
             }

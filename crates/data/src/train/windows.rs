@@ -120,7 +120,8 @@ impl Windows {
             }
             let start = self.text.len();
             self.text.extend_from_slice(&self.document.bytes);
-            let (class, file) = (self.document.class, self.order[self.file]);
+            let class = self.document.class;
+            let file = self.order[self.file];
             self.entries.push(ShuffledDocument { start, end: self.text.len(), class, file, number: self.read });
         }
         if self.moves() {
@@ -190,9 +191,10 @@ impl Windows {
             {
                 self.read += 1;
                 // Buffers are sized for the longest document seen when the data set was opened.
-                match self.document.bytes.len() <= self.inner.census.longest {
-                    true => return Ok(true),
-                    false => return Err(changed(files.paths[file].as_path())),
+                if self.document.bytes.len() <= self.inner.census.longest {
+                    return Ok(true);
+                } else {
+                    return Err(changed(files.paths[file].as_path()));
                 }
             }
             if self.read != files.documents[file] {

@@ -151,7 +151,8 @@ mod tests {
     /// The value of a binary16 by its definition in IEEE 754-2008, section 3.4.
     fn defined(half: u16) -> f64 {
         let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
-        let (exponent, fraction) = (i32::from((half >> 10) & 0x1f), f64::from(half & 0x3ff));
+        let exponent = i32::from((half >> 10) & 0x1f);
+        let fraction = f64::from(half & 0x3ff);
         match exponent {
             0 => sign * fraction * 2f64.powi(-24),
             31 if fraction == 0.0 => sign * f64::INFINITY,
@@ -163,7 +164,8 @@ mod tests {
     #[test]
     fn every_half_converts_exactly_and_back() {
         for half in 0..=u16::MAX {
-            let (value, expected) = (f16_to_f32(half), defined(half));
+            let value = f16_to_f32(half);
+            let expected = defined(half);
             if expected.is_nan() {
                 assert!(value.is_nan(), "{half:#06x}");
                 assert!(f16_to_f32(f32_to_f16(value)).is_nan());
@@ -177,7 +179,8 @@ mod tests {
     #[test]
     fn halves_round_to_nearest_even() {
         for half in 0..0x7bffu16 {
-            let (low, high) = (f16_to_f32(half), f16_to_f32(half + 1));
+            let low = f16_to_f32(half);
+            let high = f16_to_f32(half + 1);
             let middle = (low + high) / 2.0;
             let even = if half & 1 == 0 { half } else { half + 1 };
             assert_eq!(f32_to_f16(middle), even, "{half:#06x}");

@@ -266,9 +266,10 @@ impl WeightsError {
             E::MissingTensor { path, tensor, similar } => {
                 write!(f, "no tensor `{}` in `{}`", Name(tensor), EscapedPath(path))?;
                 let similar: Vec<String> = similar.iter().map(|name| Name(name).to_string()).collect();
-                match similar.is_empty() {
-                    true => write!(f, "; the weights may belong to another model"),
-                    false => write!(f, "; it contains `{}`", similar.join("`, `")),
+                if similar.is_empty() {
+                    write!(f, "; the weights may belong to another model")
+                } else {
+                    write!(f, "; it contains `{}`", similar.join("`, `"))
                 }
             }
             E::Shape { path, tensor, expected, found } => write!(
@@ -335,12 +336,13 @@ impl WeightsError {
                     Some(similar) => write!(f, "; did you mean `{}`?", EscapedPath(similar)),
                     None => write!(f, "; check the path"),
                 }?;
-                match is_hub_id(arg) {
-                    true => write!(
+                if is_hub_id(arg) {
+                    write!(
                         f,
                         " (It is taken for a path, and not for a model of the hub, because of folders here)"
-                    ),
-                    false => Ok(()),
+                    )
+                } else {
+                    Ok(())
                 }
             }
             E::NotAModel { arg } => write!(

@@ -242,7 +242,8 @@ pub fn missing_path(arg: &str) -> Option<WeightsError> {
 
 /// An existing path that differs from `path` by a typing error in one of its last two parts.
 fn similar_path(path: &Path) -> Option<PathBuf> {
-    let (parent, name) = (path.parent()?, path.file_name()?.to_str()?);
+    let parent = path.parent()?;
+    let name = path.file_name()?.to_str()?;
     let inside = |folder: &Path| {
         if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() }
     };
@@ -256,7 +257,8 @@ fn similar_path(path: &Path) -> Option<PathBuf> {
     if parent.is_dir() {
         return alike(parent, name).into_iter().map(|found| parent.join(found)).next();
     }
-    let (above, folder) = (parent.parent()?, parent.file_name()?.to_str()?);
+    let above = parent.parent()?;
+    let folder = parent.file_name()?.to_str()?;
     let found = alike(above, folder).into_iter().map(|found| above.join(found).join(name));
     found.into_iter().find(|path| path.exists())
 }
@@ -266,7 +268,8 @@ const MOST_ENTRIES: usize = 10_000;
 
 /// Whether two names differ by at most two letters that were left out, added or replaced, and agree in most letters.
 fn is_typing_error(one: &str, other: &str) -> bool {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let one: Vec<char> = one.chars().collect();
+    let other: Vec<char> = other.chars().collect();
     let longest = one.len().max(other.len());
     if one == other || one.len().abs_diff(other.len()) > 2 || longest > 256 {
         return false;
@@ -299,10 +302,7 @@ pub fn find_in_hub(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
     }
     let commit = cached_commit(&repository, revision_of(id).1).map_err(missing)?;
     let snapshot = repository.join("snapshots").join(commit);
-    match snapshot.is_dir() {
-        true => Ok(snapshot),
-        false => Err(missing(snapshot)),
-    }
+    if snapshot.is_dir() { Ok(snapshot) } else { Err(missing(snapshot)) }
 }
 
 /// The folder of a hub id in the cache, whether or not it exists.
@@ -331,9 +331,10 @@ fn cached_commit(repository: &Path, revision: &str) -> Result<String, PathBuf> {
     let commit = fs::read_to_string(&reference).unwrap_or_default();
     let commit = commit.trim();
     // A commit is hexadecimal, so it cannot lead out of the cache.
-    match !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_hexdigit()) {
-        true => Ok(commit.to_owned()),
-        false => Err(reference),
+    if !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_hexdigit()) {
+        Ok(commit.to_owned())
+    } else {
+        Err(reference)
     }
 }
 

@@ -57,9 +57,12 @@ fn shards(index: &Path, parsed: &IndexFile) -> Result<Vec<PathBuf>, WeightsError
     let inside = |shard: &str| {
         !shard.is_empty() && Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)))
     };
-    let place = |shard: &String| match inside(shard) {
-        true => Ok(folder.join(shard)),
-        false => Err(WeightsError::ShardOutside { path: index.to_owned(), shard: shard.clone() }),
+    let place = |shard: &String| {
+        if inside(shard) {
+            Ok(folder.join(shard))
+        } else {
+            Err(WeightsError::ShardOutside { path: index.to_owned(), shard: shard.clone() })
+        }
     };
     names.into_iter().map(place).collect()
 }

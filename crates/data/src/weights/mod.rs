@@ -142,14 +142,15 @@ impl Weights {
     /// `MissingTensor`, or `Shape` with the expected and the found shape.
     pub fn expect(&self, name: &str, shape: &[u64]) -> Result<&Tensor, WeightsError> {
         let tensor = self.tensor(name)?;
-        match tensor.shape() == shape {
-            true => Ok(tensor),
-            false => Err(WeightsError::Shape {
+        if tensor.shape() == shape {
+            Ok(tensor)
+        } else {
+            Err(WeightsError::Shape {
                 path: self.path.clone(),
                 tensor: name.to_owned(),
                 expected: shape.to_vec(),
                 found: tensor.shape().to_vec(),
-            }),
+            })
         }
     }
 
@@ -231,7 +232,8 @@ impl Weights {
         let shards = index.shards.iter().map(|shard| Source::open(shard)).collect::<Result<_, _>>()?;
         let mut weights = Weights::open_sources(shards, |name, shard| index.tensors.get(name) == Some(&shard))?;
         if let Some((name, &shard)) = index.tensors.iter().find(|(name, _)| weights.get(name).is_none()) {
-            let (path, tensor) = (index.shards[shard].clone(), name.clone());
+            let path = index.shards[shard].clone();
+            let tensor = name.clone();
             return Err(WeightsError::MissingTensor { path, tensor, similar: Vec::new() });
         }
         weights.files.insert(0, path.to_owned());
@@ -276,7 +278,8 @@ impl Weights {
         if matches {
             return Ok(());
         }
-        let (path, name) = (self.path.clone(), tensor.name.clone());
+        let path = self.path.clone();
+        let name = tensor.name.clone();
         Err(WeightsError::ElementType { path, tensor: name, wanted, found: tensor.dtype })
     }
 

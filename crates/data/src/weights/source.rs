@@ -38,11 +38,10 @@ impl Source {
         let mut start = [0; 48];
         let known = &mut start[..metadata.len().min(48) as usize];
         source.read_at(0, known)?;
-        match foreign::is_lfs_pointer(known) {
-            true => {
-                Err(WeightsError::NotWeights { path: path.to_owned(), why: foreign::LFS_POINTER.to_owned() })
-            }
-            false => Ok(source),
+        if foreign::is_lfs_pointer(known) {
+            Err(WeightsError::NotWeights { path: path.to_owned(), why: foreign::LFS_POINTER.to_owned() })
+        } else {
+            Ok(source)
         }
     }
 

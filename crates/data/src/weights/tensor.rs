@@ -142,9 +142,11 @@ impl<T: Copy + Default> Reader<'_, T> {
 
     /// Reads from C-order index `first` on a matrix whose stored rows are `stride` elements apart, row by row.
     fn rows(&self, first: u64, columns: u64, stride: u64, out: &mut [T]) -> Result<(), WeightsError> {
-        let (mut element, mut rest) = (first, out);
+        let mut element = first;
+        let mut rest = out;
         while !rest.is_empty() {
-            let (row, column) = (element / columns, element % columns);
+            let row = element / columns;
+            let column = element % columns;
             let count = (columns - column).min(rest.len() as u64);
             let (part, tail) = rest.split_at_mut(count as usize);
             self.run(row * stride + column, part)?;

@@ -118,13 +118,14 @@ impl TorchFile {
         }
         let entry = format!("{}/data/{key}", self.root);
         let (start, size) = self.zip.locate(&self.source, &entry)?.ok_or_else(missing)?;
-        match elements.checked_mul(dtype.size()) == Some(size) {
-            true => Ok(start),
-            false => Err(self.source.malformed(format!(
+        if elements.checked_mul(dtype.size()) == Some(size) {
+            Ok(start)
+        } else {
+            Err(self.source.malformed(format!(
                 "the storage of tensor `{}` has {size} bytes where {elements} elements of {} are declared",
                 Name(tensor),
                 dtype.name()
-            ))),
+            )))
         }
     }
 

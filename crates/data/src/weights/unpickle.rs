@@ -180,7 +180,8 @@ impl<'a> Machine<'a> {
     fn global(&mut self) -> Result<(), PickleError> {
         let module = self.line()?;
         let name = self.line()?;
-        let (module, name) = (self.add(Node::Str(module)), self.add(Node::Str(name)));
+        let module = self.add(Node::Str(module));
+        let name = self.add(Node::Str(name));
         self.push_global(module, name)
     }
 
@@ -335,9 +336,10 @@ impl<'a> Machine<'a> {
     }
 
     fn top(&self) -> Result<NodeId, PickleError> {
-        match self.stack.len() > self.floor() {
-            true => Ok(self.stack[self.stack.len() - 1]),
-            false => Err(self.wrong("a stack that is empty")),
+        if self.stack.len() > self.floor() {
+            Ok(self.stack[self.stack.len() - 1])
+        } else {
+            Err(self.wrong("a stack that is empty"))
         }
     }
 
@@ -348,9 +350,10 @@ impl<'a> Machine<'a> {
     }
 
     fn pop_many(&mut self, count: usize) -> Result<Vec<NodeId>, PickleError> {
-        match self.stack.len() - self.floor() >= count {
-            true => Ok(self.stack.split_off(self.stack.len() - count)),
-            false => Err(self.wrong("a stack with too few values")),
+        if self.stack.len() - self.floor() >= count {
+            Ok(self.stack.split_off(self.stack.len() - count))
+        } else {
+            Err(self.wrong("a stack with too few values"))
         }
     }
 

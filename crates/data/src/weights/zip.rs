@@ -149,10 +149,15 @@ fn parse_entry(bytes: &[u8]) -> Option<(String, ZipEntry, &[u8])> {
     if u32_at(bytes, 0)? != CENTRAL_SIGNATURE {
         return None;
     }
-    let (flags, method) = (u16_at(bytes, 8)?, u16_at(bytes, 10)?);
-    let (packed, size, header) = (u32_at(bytes, 20)?, u32_at(bytes, 24)?, u32_at(bytes, 42)?);
+    let flags = u16_at(bytes, 8)?;
+    let method = u16_at(bytes, 10)?;
+    let packed = u32_at(bytes, 20)?;
+    let size = u32_at(bytes, 24)?;
+    let header = u32_at(bytes, 42)?;
     let [name_len, extra_len, comment_len] = [28, 30, 32].map(|at| u16_at(bytes, at).map(usize::from));
-    let (name_len, extra_len, comment_len) = (name_len?, extra_len?, comment_len?);
+    let name_len = name_len?;
+    let extra_len = extra_len?;
+    let comment_len = comment_len?;
     let name = bytes.get(CENTRAL_BYTES..CENTRAL_BYTES + name_len)?;
     let extra = bytes.get(CENTRAL_BYTES + name_len..CENTRAL_BYTES + name_len + extra_len)?;
     let rest = bytes.get(CENTRAL_BYTES + name_len + extra_len + comment_len..)?;
@@ -166,7 +171,9 @@ fn parse_entry(bytes: &[u8]) -> Option<(String, ZipEntry, &[u8])> {
         }
         _ => Some(u64::from(value)),
     };
-    let (size, packed, header) = (widen(size)?, widen(packed)?, widen(header)?);
+    let size = widen(size)?;
+    let packed = widen(packed)?;
+    let header = widen(header)?;
     // Flag bit 0 means encrypted; method 0 means stored without compression.
     let stored = method == 0 && flags & 1 == 0 && size == packed;
     let name = std::str::from_utf8(name).ok()?.to_owned();
@@ -176,7 +183,8 @@ fn parse_entry(bytes: &[u8]) -> Option<(String, ZipEntry, &[u8])> {
 /// Returns the body of the zip64 extra field (id 1), if present.
 fn zip64_extra(mut extra: &[u8]) -> Option<&[u8]> {
     loop {
-        let (id, len) = (u16_at(extra, 0)?, usize::from(u16_at(extra, 2)?));
+        let id = u16_at(extra, 0)?;
+        let len = usize::from(u16_at(extra, 2)?);
         let body = extra.get(4..4 + len)?;
         if id == 1 {
             return Some(body);

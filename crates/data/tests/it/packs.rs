@@ -18,7 +18,8 @@ proptest! {
     ) {
         let mut packer = Packer::new(max_tokens, max_sequences, 60, order);
         let mut pending: HashMap<u64, (usize, usize)> = HashMap::new();
-        let (mut packs, mut tokens) = (0, 0);
+        let mut packs = 0;
+        let mut tokens = 0;
         for owner in 0..=lengths.len() {
             let flush = owner == lengths.len();
             if !flush {

@@ -23,7 +23,8 @@ struct Files {
 /// The three intermediate files of `input` with windows of `size` bases.
 fn files(input: &Path, size: usize) -> Files {
     let mut out = Files::default();
-    let (mut name, mut scratch) = (String::new(), Scratch::default());
+    let mut name = String::new();
+    let mut scratch = Scratch::default();
     let mut reader = Reader::open([input]).unwrap();
     let mut record = Record::default();
     while reader.read_into(&mut record).unwrap() {

@@ -37,8 +37,8 @@ impl Table {
     fn rows(&self) -> Vec<(String, i64, Vec<f32>)> {
         let mut rows = vec![];
         for batch in &self.batches {
-            let (ids, lengths) =
-                (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>());
+            let ids = batch.column(0).as_string::<i32>();
+            let lengths = batch.column(1).as_primitive::<Int64Type>();
             for i in 0..batch.num_rows() {
                 let lists = batch.columns()[2..].iter().map(|c| c.as_fixed_size_list().value(i));
                 let values = lists.flat_map(|l| l.as_primitive::<Float32Type>().values().to_vec()).collect();

@@ -15,7 +15,9 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, tally: &Tally) -> f64
     let all: u64 = tally.iter().sum();
     let share = |part: u64| if all == 0 { 0.0 } else { width * part as f64 / all as f64 };
     let mut from = x;
-    let (mut there, mut places, mut widths) = (vec![], vec![], vec![]);
+    let mut there = vec![];
+    let mut places = vec![];
+    let mut widths = vec![];
     for (call, &part) in CALLS.into_iter().zip(tally) {
         let length = share(part);
         scene.rectangle(from, y, length, BAR, style::ink(call));

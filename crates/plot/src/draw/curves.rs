@@ -69,7 +69,8 @@ pub fn loads(runs: &[RunHistory], width: f64) -> Scene {
     let maps = || charts::loads(runs, &names);
     for (title, load) in maps().take(MOST_MAPS) {
         page.panel(&title);
-        let (y, inner_width) = (page.y, page.inner_width());
+        let y = page.y;
+        let inner_width = page.inner_width();
         page.y = map(&mut page.scene, (MARGIN, y, inner_width), load, runs);
     }
     let all = maps().count();
@@ -103,7 +104,8 @@ fn about(run: &RunHistory) -> Vec<String> {
 
 /// The colours of the runs, in lines.
 fn legend(page: &mut Page, runs: &[RunHistory], names: &[String]) {
-    let (mut x, right) = (MARGIN, MARGIN + page.inner_width());
+    let mut x = MARGIN;
+    let right = MARGIN + page.inner_width();
     for (place, (run, name)) in runs.iter().zip(names).enumerate() {
         let about = about(run)[..].iter().take(2).cloned().collect::<Vec<_>>().join(", ");
         let text = font::shorten(&format!("{name} ({about})"), LABEL, page.inner_width() - 18.0);
@@ -150,7 +152,8 @@ fn draw(
     runs: &[RunHistory],
     log: bool,
 ) -> f64 {
-    let (top, bottom) = (y + ABOVE, y + ABOVE + HEIGHT);
+    let top = y + ABOVE;
+    let bottom = y + ABOVE + HEIGHT;
     let axes =
         Axes { across: steps(x + LEFT, x + width, runs), up: chart.axis(log && chart.suits_log), top, bottom };
     grid(scene, &axes, chart);
@@ -211,7 +214,8 @@ fn events(scene: &mut Scene, axes: &Axes, runs: &[RunHistory]) {
         let ink = if runs.len() > 1 { style::run_ink(place) } else { SOFT };
         let steps = run.marked_events(MOST_EVENTS).map(|(step, _)| step);
         let mark = |step: u64| {
-            let (x, y) = (axes.across.at(step as f64).min(axes.across.to), axes.top);
+            let x = axes.across.at(step as f64).min(axes.across.to);
+            let y = axes.top;
             let points = [(x - 1.8, y - 3.4), (x + 1.8, y - 3.4), (x, y)];
             outline(points.into_iter(), true)
         };
@@ -262,7 +266,8 @@ fn key(scene: &mut Scene, axes: &Axes, chart: &Chart, runs: usize) {
         return;
     }
     let ink = if runs > 1 { SOFT } else { style::run_ink(chart.lines[0].run) };
-    let (mut x, y) = (axes.across.to, axes.top - 4.5);
+    let mut x = axes.across.to;
+    let y = axes.top - 4.5;
     let room = (axes.across.to - axes.across.from - 30.0) / series.len() as f64 - 18.0;
     for KeyEntry { name, dashes, marked } in series.into_iter().rev() {
         let text = font::shorten(name, REMARK, room);

@@ -29,13 +29,11 @@ pub fn shorten(text: &str, kind: TextStyle, limit: f64) -> String {
         let (start, rest) = letters.split_at(kept - end);
         start.iter().chain(['…'].iter()).chain(&rest[rest.len() - end..]).collect()
     };
-    let (mut fits, mut beyond) = (0, letters.len());
+    let mut fits = 0;
+    let mut beyond = letters.len();
     while fits + 1 < beyond {
         let middle = (fits + beyond) / 2;
-        match width(&short(middle), kind) <= limit {
-            true => fits = middle,
-            false => beyond = middle,
-        }
+        if width(&short(middle), kind) <= limit { fits = middle } else { beyond = middle }
     }
     short(fits)
 }

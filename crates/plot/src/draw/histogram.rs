@@ -38,7 +38,8 @@ pub fn boundary(scene: &mut Scene, across: &Scale, (top, bottom): (f64, f64), li
 
 /// Draws the histogram; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, place: &HistogramFrame, spread: &ScoreHistogram) -> f64 {
-    let (top, bottom) = (place.y + ABOVE, place.y + ABOVE + HEIGHT);
+    let top = place.y + ABOVE;
+    let bottom = place.y + ABOVE + HEIGHT;
     let across = Scale { from: place.x + LEFT, to: place.x + place.width, end: 1.0 };
     let up = Scale { from: bottom, to: top, end: spread.highest().max(1) as f64 };
     for tick in up.ticks(4) {
@@ -52,7 +53,8 @@ pub fn draw(scene: &mut Scene, place: &HistogramFrame, spread: &ScoreHistogram) 
         let [left, right] = [bin, bin + 1].map(|edge| across.at(edge as f64 / BINS as f64));
         let mut below = 0;
         for (call, &part) in CALLS.into_iter().zip(tally).rev() {
-            let (from, to) = (up.at(below as f64), up.at((below + part) as f64));
+            let from = up.at(below as f64);
+            let to = up.at((below + part) as f64);
             scene.rectangle(left + 0.4, to, right - left - 0.8, from - to, style::ink(call));
             below += part;
         }

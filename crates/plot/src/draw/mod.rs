@@ -28,10 +28,7 @@ const WIDE: f64 = 340.0;
 /// The overview of a result: records by call, histograms of scores, the records with the highest scores, and
 /// tracks. With a single record, its track and the histogram of its windows replace the comparison of records.
 pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) -> Scene {
-    let names = match about.inputs.is_empty() {
-        true => "prediction".to_owned(),
-        false => about.inputs.join(", "),
-    };
+    let names = if about.inputs.is_empty() { "prediction".to_owned() } else { about.inputs.join(", ") };
     let mut page = Page::new(width, format!("plimsoll: {names}"));
     page.text(TITLE, &names, 10.0);
     let scored = count(survey.window_scores.total());
@@ -59,7 +56,8 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
     }
     for (index, one) in tracks.iter().enumerate() {
         page.y += if index > 0 { GAP * 0.7 } else { 0.0 };
-        let (y, inner_width) = (page.y, page.inner_width());
+        let y = page.y;
+        let inner_width = page.inner_width();
         page.y = track::draw(&mut page.scene, MARGIN, y, inner_width, one, about);
     }
     page.finish()
@@ -69,7 +67,8 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
 pub fn record(track: &Track, about: &About, width: f64) -> Scene {
     let mut page = Page::new(width, format!("plimsoll: {}", track.entry.id));
     page.warn(about);
-    let (y, inner_width) = (page.y, page.inner_width());
+    let y = page.y;
+    let inner_width = page.inner_width();
     page.y = track::draw(&mut page.scene, MARGIN, y, inner_width, track, about) + 6.0;
     let place = format!("record {} of {}", count(track.entry.ordinal + 1), about.inputs.join(", "));
     page.remarks(&[&[place, format!("windows of {} bp", about.length)], &made(about)[..]].concat());
@@ -101,10 +100,12 @@ fn records(page: &mut Page, survey: &Survey, about: &About) {
             ("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about)),
         ],
     );
-    let (all, best) = (survey.records, &survey.best.entries);
-    match all > best.len() as u64 {
-        true => page.panel(&format!("The {} highest scores of {}", best.len(), counted(all, "record"))),
-        false => page.panel("Records by score"),
+    let all = survey.records;
+    let best = &survey.best.entries;
+    if all > best.len() as u64 {
+        page.panel(&format!("The {} highest scores of {}", best.len(), counted(all, "record")))
+    } else {
+        page.panel("Records by score")
     }
     page.y = ranking::draw(&mut page.scene, MARGIN, page.y, inner_width, best, threshold);
 }

@@ -107,7 +107,8 @@ struct Pen {
 impl Pen {
     /// The y axis of fonts points up, that of pictures down.
     fn at(&self, x: f32, y: f32) -> (f32, f32) {
-        let (x, y) = (self.x + f64::from(x) * self.scale, self.y - f64::from(y) * self.scale);
+        let x = self.x + f64::from(x) * self.scale;
+        let y = self.y - f64::from(y) * self.scale;
         ((x * self.pixels) as f32, (y * self.pixels) as f32)
     }
 }
@@ -130,12 +131,15 @@ impl OutlineBuilder for Pen {
     }
 
     fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
-        let ((x1, y1), (x, y)) = (self.at(x1, y1), self.at(x, y));
+        let (x1, y1) = self.at(x1, y1);
+        let (x, y) = self.at(x, y);
         self.path.quad_to(x1, y1, x, y);
     }
 
     fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
-        let ((x1, y1), (x2, y2), (x, y)) = (self.at(x1, y1), self.at(x2, y2), self.at(x, y));
+        let (x1, y1) = self.at(x1, y1);
+        let (x2, y2) = self.at(x2, y2);
+        let (x, y) = self.at(x, y);
         self.path.cubic_to(x1, y1, x2, y2, x, y);
     }
 

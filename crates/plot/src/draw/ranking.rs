@@ -41,7 +41,8 @@ pub fn draw(
     threshold: Option<f64>,
 ) -> f64 {
     let columns = columns(x, width, entries);
-    let (bars, top) = (&columns.bars, y + LINE);
+    let bars = &columns.bars;
+    let top = y + LINE;
     let bottom = top + LINE * entries.len() as f64;
     scene.text(columns.lengths, y + 4.5, Anchor::End, REMARK, "length");
     if let Some(end) = columns.windows {
@@ -75,7 +76,8 @@ fn columns(x: f64, width: f64, entries: &[PredictionRow]) -> Columns {
 }
 
 fn row(scene: &mut Scene, columns: &Columns, y: f64, entry: &PredictionRow) {
-    let (bars, foot) = (&columns.bars, y + 7.0);
+    let bars = &columns.bars;
+    let foot = y + 7.0;
     let id = font::shorten(&entry.id, LABEL, columns.ids / SPARE);
     scene.text(bars.from - 4.0, foot, Anchor::End, LABEL, id);
     match entry.score {

@@ -141,7 +141,8 @@ pub fn segment(from: (f64, f64), to: (f64, f64)) -> [PathStep; 2] {
 
 /// Path of a rectangle.
 pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [PathStep; 5] {
-    let (right, below) = (x + width, y + height);
+    let right = x + width;
+    let below = y + height;
     [
         PathStep::Move(x, y),
         PathStep::Line(right, y),
@@ -159,7 +160,8 @@ pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<PathStep>
     let mut steps = vec![];
     for number in first..=last {
         let sum = number as f64 * gap;
-        let (left, right) = (x.max(sum - y - height), (x + width).min(sum - y));
+        let left = x.max(sum - y - height);
+        let right = (x + width).min(sum - y);
         if right - left > 1e-6 {
             steps.extend(segment((left, sum - left), (right, sum - right)));
         }
@@ -177,7 +179,8 @@ mod tests {
             let steps = hatch(x, y, width, height, 2.5);
             for step in &steps {
                 let (PathStep::Move(a, b) | PathStep::Line(a, b)) = *step else { panic!("closed") };
-                let (a, b) = (a - x, b - y);
+                let a = a - x;
+                let b = b - y;
                 assert!(a > -1e-9 && a < width + 1e-9 && b > -1e-9 && b < height + 1e-9, "{step:?}");
             }
         }
@@ -186,7 +189,8 @@ mod tests {
 
     #[test]
     fn colours_mix() {
-        let (a, b) = (Color(0, 100, 200), Color(100, 0, 200));
+        let a = Color(0, 100, 200);
+        let b = Color(100, 0, 200);
         assert_eq!([a.towards(b, 0.0), a.towards(b, 0.5), a.towards(b, 7.0)], [a, Color(50, 50, 200), b]);
     }
 }

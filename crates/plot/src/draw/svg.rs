@@ -19,8 +19,10 @@ pub fn write(scene: &Scene) -> String {
 }
 
 fn write_to(scene: &Scene, out: &mut String) -> fmt::Result {
-    let (w, h) = (scene.width, scene.height);
-    let (width, height) = (Short(w / POINTS), Short(h / POINTS));
+    let w = scene.width;
+    let h = scene.height;
+    let width = Short(w / POINTS);
+    let height = Short(h / POINTS);
     writeln!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}mm\" height=\"{height}mm\" \
@@ -75,7 +77,10 @@ fn letters(out: &mut String, (x, y): (f64, f64), anchor: Anchor, kind: &TextStyl
         Anchor::End => " text-anchor=\"end\"",
     };
     let weight = if kind.bold { " font-weight=\"700\"" } else { "" };
-    let (x, y, size, ink) = (Short(x), Short(y), Short(kind.size), Hex(kind.ink));
+    let x = Short(x);
+    let y = Short(y);
+    let size = Short(kind.size);
+    let ink = Hex(kind.ink);
     let text = Escaped(text);
     writeln!(out, "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\"{anchor}{weight} fill=\"{ink}\">{text}</text>")
 }

@@ -34,7 +34,8 @@ struct Axes {
 /// Draws a track; returns the bottom coordinate.
 pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about: &About) -> f64 {
     heading(scene, x, y, width, &track.entry, about);
-    let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
+    let top = y + 32.0;
+    let bottom = y + 32.0 + HEIGHT;
     let end = track.entry.length.max(1) as f64;
     let first = bottom + 6.0;
     let axes = Axes {
@@ -104,7 +105,8 @@ fn of_record(about: &About) -> (&'static str, &'static str) {
 
 /// Draws the score axis, its grid lines and the names of the strands.
 fn grid(scene: &mut Scene, axes: &Axes) {
-    let (left, right) = (axes.across.from, axes.across.to);
+    let left = axes.across.from;
+    let right = axes.across.to;
     for tick in [0.0, EVEN, 1.0] {
         let y = axes.up.at(tick);
         scene.line((left, y), (right, y), GRID, 0.5);
@@ -132,10 +134,12 @@ fn regions(scene: &mut Scene, axes: &Axes, entry: &PredictionRow) {
 fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
     let place = |base: u64| axes.across.at(base as f64);
     let mut edges: BTreeMap<usize, (Call, Vec<PathStep>)> = BTreeMap::new();
-    let (mut tints, mut cells) = (Cells::default(), Cells::default());
+    let mut tints = Cells::default();
+    let mut cells = Cells::default();
     let even = axes.up.at(EVEN);
     for window in &track.windows {
-        let (left, right) = (place(window.start), place(window.end));
+        let left = place(window.start);
+        let right = place(window.end);
         if let Some(number) = window.score {
             let y = axes.up.at(number);
             let tint = style::ink(window.call).towards(WHITE, 0.78);
@@ -163,9 +167,11 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
 fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
     let step = (axes.across.to - axes.across.from) / columns.len() as f64;
     let place = |index: usize| axes.across.from + step * index as f64;
-    let (high_ink, low_ink) = (style::ink(Call::Virus), style::ink(Call::Other));
+    let high_ink = style::ink(Call::Virus);
+    let low_ink = style::ink(Call::Other);
     let scored = |index: usize| columns[index].scores.count > 0;
-    let (mut above, mut below) = (vec![], vec![]);
+    let mut above = vec![];
+    let mut below = vec![];
     for (from, to) in runs(columns.len(), scored) {
         // The band between minimum and maximum, cut at `EVEN`: each half has the colour of its call.
         let band = |low: f64, high: f64| -> Vec<PathStep> {
@@ -259,7 +265,8 @@ impl Cells {
 
 /// Draws the legend to the right of the track: threshold, mean, calls and hatching.
 fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
-    let (left, right) = (axes.across.from, axes.across.to);
+    let left = axes.across.from;
+    let right = axes.across.to;
     let mut words = vec![];
     if let Some(threshold) = about.threshold.map(f64::from) {
         let line = axes.up.at(threshold);
@@ -326,7 +333,9 @@ mod tests {
             Window { start, end, score, call, strands: [score, None] }
         };
         let windows: Vec<Window> = windows.iter().map(window).collect();
-        let (call, score, count) = (Call::Virus, Some(0.5), windows.len() as u64);
+        let call = Call::Virus;
+        let score = Some(0.5);
+        let count = windows.len() as u64;
         let entry = PredictionRow {
             ordinal: 0,
             id: "r".into(),

@@ -20,8 +20,9 @@ impl Results {
     /// `records` are ids with the scores of consecutive windows of 500 bases, which do not overlap.
     fn new(test: &str, records: &[(&str, &[Option<f32>])]) -> Self {
         let folder = Results(Folder::new(&format!("plot-{test}")));
-        let (mut predictions, mut windows, mut frames) =
-            (OF_RECORDS.to_owned(), OF_WINDOWS.to_owned(), OF_FRAMES.to_owned());
+        let mut predictions = OF_RECORDS.to_owned();
+        let mut windows = OF_WINDOWS.to_owned();
+        let mut frames = OF_FRAMES.to_owned();
         for (id, scores) in records {
             add(&mut predictions, &mut windows, &mut frames, id, scores);
         }
@@ -87,12 +88,15 @@ fn run_record(trained: bool, records: usize, windows: usize) -> String {
 fn add(predictions: &mut String, windows: &mut String, frames: &mut String, id: &str, scores: &[Option<f32>]) {
     let call = |score: f32| if score >= 0.5 { "virus" } else { "other" };
     for (index, score) in scores.iter().enumerate() {
-        let (window, start, end) = (index + 1, index * 500 + 1, (index + 1) * 500);
+        let window = index + 1;
+        let start = index * 500 + 1;
+        let end = (index + 1) * 500;
         let place = format!("{id}\t{window}\t{start}\t{end}");
         match score {
             None => writeln!(windows, "{place}\t0\tNA\tNA\tNA\tno_call"),
             Some(score) => {
-                let (other, call) = (1.0 - score, call(*score));
+                let other = 1.0 - score;
+                let call = call(*score);
                 writeln!(frames, "{id}_chunk_{window}R1\t{call}\t{other}\t{score}").expect("a String");
                 writeln!(windows, "{place}\t1\tR1\t{other}\t{score}\t{call}")
             }
@@ -101,7 +105,9 @@ fn add(predictions: &mut String, windows: &mut String, frames: &mut String, id: 
     }
     let scored: Vec<f32> = scores.iter().flatten().copied().collect();
     let virus = scored.iter().filter(|score| **score >= 0.5).count();
-    let (bases, all, some) = (scores.len() * 500, scores.len(), scored.len());
+    let bases = scores.len() * 500;
+    let all = scores.len();
+    let some = scored.len();
     let mean = scored.iter().sum::<f32>() / some.max(1) as f32;
     let said = if some == 0 { "NA\tno_call".to_owned() } else { format!("{mean:.6}\t{}", call(mean)) };
     writeln!(predictions, "{id}\t{bases}\t{all}\t{some}\t{virus}\t{said}").expect("a String");
@@ -273,7 +279,9 @@ fn check(name: &str, from: &str, to: &str, wanted: &str) {
 
 #[test]
 fn damaged_and_foreign_tables_are_found_with_their_line() {
-    let (records, windows, frames) = ("predictions.tsv", "windows.tsv", "prediction_results.txt");
+    let records = "predictions.tsv";
+    let windows = "windows.tsv";
+    let frames = "prediction_results.txt";
     check(
         records,
         "c\t500\t1",
@@ -401,7 +409,8 @@ fn results_of_predict_are_read() {
     run(&golden(&fixture("goldens/pipeline/reads.fa"), &out)).expect("predicted");
     let output = Output::Folder(folder.path("plots"), vec![Format::Svg]);
     let records = vec!["read_2".to_owned()];
-    let (results, series) = (vec![out], vec![]);
+    let results = vec![out];
+    let series = vec![];
     let options = Options { results, records, series, log: false, output, width: 89.0, dpi: 72, force: false };
     let files = plot(&options).expect("drawn");
     let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();

@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 fn run(folder: &Folder, name: &str, steps: u64, rate: f64) -> PathBuf {
     let mut metrics = String::new();
     for step in 1..=steps {
-        let (x, part) = (step as f64, step as f64 / steps as f64);
-        let (loss, wave) = (1.0 + 4.0 * (-rate * 5.0 * part).exp(), 0.1 * (x * 0.7).sin());
-        let (first, memory) = (0.25 + 0.2 * part, 1_000_000 + 1000 * step);
+        let x = step as f64;
+        let part = step as f64 / steps as f64;
+        let loss = 1.0 + 4.0 * (-rate * 5.0 * part).exp();
+        let wave = 0.1 * (x * 0.7).sin();
+        let first = 0.25 + 0.2 * part;
+        let memory = 1_000_000 + 1000 * step;
         let rest = (1.0 - first) / 3.0;
         writeln!(
             metrics,
@@ -125,7 +128,8 @@ fn a_line_has_the_values_of_its_steps() {
     let places: Vec<(f64, f64)> = places.chunks(2).map(|pair| (pair[0], pair[1])).collect();
     assert_eq!(places.len(), values.len());
     // The axes are linear: equal distances on both for equal differences.
-    let (right, up) = ((places[3].0 - places[0].0) / 3.0, (places[0].1 - places[3].1) / 3.0);
+    let right = (places[3].0 - places[0].0) / 3.0;
+    let up = (places[0].1 - places[3].1) / 3.0;
     for (place, (value, step)) in places.iter().zip(values.iter().zip(0..)) {
         assert!((place.0 - places[0].0 - right * f64::from(step)).abs() < 0.02, "{places:?}");
         assert!((places[0].1 - place.1 - up * (value - 1.0)).abs() < 0.02, "{places:?}");

@@ -45,8 +45,10 @@ fn folder_with_page(records: &[Record]) -> Folder {
         "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\tprediction\treason\tclass\n".to_owned();
     let mut windows = "seq_name\tstart\tend\tmargin\tvirus_score\tclass\n".to_owned();
     for record in records {
-        let (name, length) = (&record.name, record.length);
-        let (score, reason) = (shown(record), if record.score.is_none() { "short" } else { "NA" });
+        let name = &record.name;
+        let length = record.length;
+        let score = shown(record);
+        let reason = if record.score.is_none() { "short" } else { "NA" };
         let class = record.class.unwrap_or("NA");
         predictions += &format!(
             "{name}\t{length}\t2\t{score}\t{score}\t{score}\t{score}\t{}\t{reason}\t{class}\n",
@@ -61,7 +63,8 @@ fn folder_with_page(records: &[Record]) -> Folder {
     folder.write("predictions.tsv", predictions);
     folder.write("windows.tsv", windows);
     folder.write("run.json", run.to_string());
-    let (results, output) = (vec![folder.0.clone()], folder.path("page.html"));
+    let results = vec![folder.0.clone()];
+    let output = folder.path("page.html");
     report(&Options { results, output, title: None, force: false }).expect("a page");
     folder
 }

@@ -174,7 +174,8 @@ fn in_chromium_two_plans_are_compared_on_a_phone() {
 fn a_page_of_a_thousand_layers_has_at_most_5_mb() {
     let mut plan = planned("facebook/esm2_t6_8M_UR50D", 16_384);
     let small = plan.timeline.clone();
-    let (count, blocks) = (small.instructions.len(), 167);
+    let count = small.instructions.len();
+    let blocks = 167;
     let named = |name: &str, layer: Option<u32>, block: u32| {
         layer.map_or(name.to_owned(), |l| name.replace(&format!(".{l}."), &format!(".{}.", l + 6 * block)))
     };

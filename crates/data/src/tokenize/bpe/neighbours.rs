@@ -40,7 +40,8 @@ impl Neighbours {
     /// Builds the table of `rules`. Errors if a piece is not the encoding of its own text, because the argument of the
     /// module documentation holds only for pieces that can occur in an encoding.
     pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
-        let (pieces, letters) = (rules.texts.len(), rules.letters.len());
+        let pieces = rules.texts.len();
+        let letters = rules.letters.len();
         let width = pieces.div_ceil(BITS);
         let mut merges: Vec<Vec<Merge>> = (0..pieces).map(|_| Vec::new()).collect();
         for (product, &(left, right)) in (letters..).zip(&rules.merges) {
@@ -103,7 +104,8 @@ fn continue_row(row: &mut [u64], from: usize, lefts: &[usize], merges: &[Merge])
     let mut at = from;
     while at < lefts.len() {
         if let Some(merge) = merges.next_if(|merge| merge.product == at) {
-            let (word, bit) = (&mut row[merge.right / BITS], 1 << (merge.right % BITS));
+            let word = &mut row[merge.right / BITS];
+            let bit = 1 << (merge.right % BITS);
             if *word & bit == 0 {
                 return Err("a piece is not the encoding of its own letters");
             }

@@ -89,7 +89,8 @@ impl Cropper {
         let start = key.with(START).below(record.len() - needed + 1);
         record.unpack(start..start + needed, &mut self.source);
         self.letters.clear();
-        let (letters, source) = (&mut self.letters, &self.source);
+        let letters = &mut self.letters;
+        let source = &self.source;
         let (needed, copied) = edits(record.len(), length, rate, key, |range, inserted| {
             letters.extend_from_slice(&source[range]);
             for _ in 0..inserted {
@@ -113,7 +114,9 @@ fn edits(
 ) -> (usize, usize) {
     let most = available.min(2 * length);
     // `made` letters of the crop come from `used` source bases, of which those from `copied` on are not yet copied.
-    let (mut made, mut used, mut copied) = (0, 0, 0);
+    let mut made = 0;
+    let mut used = 0;
+    let mut copied = 0;
     for draw in 0.. {
         let key = key.with(INDELS).with(draw);
         let gap = gap(rate, key);
@@ -220,7 +223,8 @@ mod tests {
         let (letters, record) = random(10_000);
         let mut cropper = Cropper::new(10_000);
         let mutations = Mutations { substitutions: 0.08, indels: 0.0 };
-        let (mut rates, mut sum) = (Vec::new(), 0.0);
+        let mut rates = Vec::new();
+        let mut sum = 0.0;
         for i in 0..400 {
             let crop = cropper.make(&record, 10_000, Change::Mutated(mutations), Key::new(2).with(i));
             let differing = |crop: &[u8]| crop.iter().zip(&letters).filter(|(a, b)| a != b).count();
@@ -247,10 +251,14 @@ mod tests {
 
     #[test]
     fn indels_have_their_rate_and_keep_the_length() {
-        let (mut inserted, mut deleted, mut sizes, mut bases) = (0_u32, 0_u32, [[0_usize; 4]; 2], 0);
+        let mut inserted = 0_u32;
+        let mut deleted = 0_u32;
+        let mut sizes = [[0_usize; 4]; 2];
+        let mut bases = 0;
         for i in 0..300 {
             // The source bases between two copied ranges are deleted.
-            let (mut end, mut was_deletion) = (0, false);
+            let mut end = 0;
+            let mut was_deletion = false;
             edits(100_000, 10_000, 0.02, Key::new(6).with(i), |range, length| {
                 bases += range.len();
                 inserted += u32::from(length > 0);

@@ -82,11 +82,12 @@ impl BaseMasker {
         };
         // A short crop may draw no span, or only spans without a known codon; the span with a known codon and the smallest
         // draw is then added.
-        let stands_in = match starts().any(|start| drawn(start) && selects(start)) {
-            true => None,
-            false => starts()
+        let stands_in = if starts().any(|start| drawn(start) && selects(start)) {
+            None
+        } else {
+            starts()
                 .filter(|&start| selects(start))
-                .min_by(|&a, &b| key.with(a as u64).unit().total_cmp(&key.with(b as u64).unit())),
+                .min_by(|&a, &b| key.with(a as u64).unit().total_cmp(&key.with(b as u64).unit()))
         };
         let MaskRates { mask, random, .. } = self.rates;
         for start in starts().filter(|&start| drawn(start) || stands_in == Some(start)) {
@@ -108,7 +109,8 @@ impl BaseMasker {
         tokenizer.encode(letters, targets);
         self.tokens.clear();
         tokenizer.encode(&self.outside, &mut self.tokens);
-        let (unknown, mask) = (tokenizer.unknown(), tokenizer.mask());
+        let unknown = tokenizer.unknown();
+        let mask = tokenizer.mask();
         let mut chosen = 0;
         let crop = targets.len() - self.tokens.len();
         for ((id, target), &outside) in ids[first..].iter_mut().zip(&mut targets[crop..]).zip(&self.tokens) {
@@ -135,7 +137,8 @@ mod tests {
 
     fn masked(letters: &[u8], rates: MaskRates, span: usize, seed: u64) -> (Vec<i32>, Vec<i32>, u64) {
         let mut masker = BaseMasker::new(CODONS, rates, span, letters.len());
-        let (mut ids, mut targets) = (vec![7], vec![8]);
+        let mut ids = vec![7];
+        let mut targets = vec![8];
         let chosen = masker.push(CODONS, letters, Key::new(seed), &mut ids, &mut targets);
         assert_eq!((ids.remove(0), targets.remove(0)), (7, 8));
         (ids, targets, chosen)
@@ -166,7 +169,8 @@ mod tests {
         ) {
             let rates = MaskRates { select: 0.2, mask: 1.0, random: 0.0 };
             let (ids, targets, chosen) = masked(&letters, rates, span, seed);
-            let (mut original, places) = (vec![], places(letters.len()));
+            let mut original = vec![];
+            let places = places(letters.len());
             codons::encode(&letters, &mut original);
             let mut shown = vec![false; letters.len()];
             for (&id, &place) in ids.iter().zip(&places) {
@@ -195,8 +199,12 @@ mod tests {
         let n = 3002;
         let rates = MaskRates { select: 0.15, mask: 0.8, random: 0.1 };
         for span in [1, 3, 10] {
-            let (mut all, mut selected, mut hidden, mut changed) = (0, 0, 0, 0);
-            let (mut ends, mut of_ends) = (0, 0);
+            let mut all = 0;
+            let mut selected = 0;
+            let mut hidden = 0;
+            let mut changed = 0;
+            let mut ends = 0;
+            let mut of_ends = 0;
             for seed in 0..100 {
                 let letters = letters(n, seed);
                 let (ids, targets, _) = masked(&letters, rates, span, seed);
@@ -214,7 +222,8 @@ mod tests {
             assert!((share(selected, all) - 0.15).abs() < 0.005, "{span}: {}", share(selected, all));
             assert!((share(of_ends, ends) - 0.15).abs() < 0.08, "{span}: {} at the ends", share(of_ends, ends));
             // Where spans overlap, one that masks prevails.
-            let (hidden, changed) = (share(hidden, selected), share(changed, selected));
+            let hidden = share(hidden, selected);
+            let changed = share(changed, selected);
             assert!((0.79..0.83).contains(&hidden), "{span}: {hidden} hidden");
             assert!((0.06..0.11).contains(&changed), "{span}: {changed} changed");
         }

@@ -272,7 +272,9 @@ impl Inner {
             self.compressed |= files::is_compressed(file, &Format::Sequences)?;
         }
         let mut hash = Sha256::new();
-        let (mut reader, mut record, mut longest) = (Reader::open(&files)?, Record::default(), 0);
+        let mut reader = Reader::open(&files)?;
+        let mut record = Record::default();
+        let mut longest = 0;
         let mut unknown = UnknownLetters::default();
         while reader.read_into(&mut record)? {
             longest = longest.max(record.seq.len() + record.description.len() + record.id.len());

@@ -102,7 +102,8 @@ impl Packed {
         out.truncate(range.len());
         let first = self.unknown.partition_point(|run| run.end <= range.start);
         for run in self.unknown[first..].iter().take_while(|run| run.start < range.end) {
-            let (start, end) = (run.start.max(range.start), run.end.min(range.end));
+            let start = run.start.max(range.start);
+            let end = run.end.min(range.end);
             out[start - range.start..end - range.start].fill(b'N');
         }
     }

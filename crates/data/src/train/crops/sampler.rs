@@ -32,7 +32,8 @@ impl Sampler {
 
     /// Draws a record.
     pub(super) fn draw(&self, key: Key) -> u32 {
-        let (mut node, mut level) = (&self.root, 0);
+        let mut node = &self.root;
+        let mut level = 0;
         loop {
             match node {
                 Node::Values { sums, under } => {
@@ -80,7 +81,8 @@ impl Node {
         records.sort_by_key(|&record| value(record, level));
         let parts = || records.chunk_by(|&a, &b| value(a, level) == value(b, level));
         let lengths: Vec<usize> = parts().map(<[u32]>::len).collect();
-        let (mut under, mut sizes) = (Vec::with_capacity(lengths.len()), Vec::with_capacity(lengths.len()));
+        let mut under = Vec::with_capacity(lengths.len());
+        let mut sizes = Vec::with_capacity(lengths.len());
         let mut rest = records;
         for length in lengths {
             let (part, after) = rest.split_at_mut(length);

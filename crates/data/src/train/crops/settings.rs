@@ -326,7 +326,8 @@ impl CropSettings {
     fn check_bounds(&self) -> Result<(), DataError> {
         let Bounds { tokens, sequences, longest } = self.bounds;
         let crop = self.longest_crop();
-        let (frame, all) = (self.tokens.frame_of(crop), self.tokens.tokens_of(crop));
+        let frame = self.tokens.frame_of(crop);
+        let all = self.tokens.tokens_of(crop);
         let why = match () {
             () if sequences == 0 => "a pack must hold a crop".to_owned(),
             () if tokens > i32::MAX as usize => "a pack has more tokens than spans can count".to_owned(),

@@ -55,7 +55,8 @@ impl Shuffler {
             };
             key.with(at as u64).shuffle(&mut edges[..free]);
         }
-        let (mut next, mut at) = (starts, code(first));
+        let mut next = starts;
+        let mut at = code(first);
         for letter in &mut letters[1..] {
             let to = self.edges[next[at]];
             next[at] += 1;
@@ -73,7 +74,8 @@ impl Shuffler {
         counts: &[usize; LETTERS],
         key: Key,
     ) -> [Option<usize>; LETTERS] {
-        let (mut exits, mut draws) = ([0; LETTERS], 0);
+        let mut exits = [0; LETTERS];
+        let mut draws = 0;
         let mut in_tree = [false; LETTERS];
         in_tree[root] = true;
         for from in (0..LETTERS).filter(|&at| counts[at] > 0) {

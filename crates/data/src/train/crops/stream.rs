@@ -237,7 +237,8 @@ impl CropMaker {
     }
 
     fn bytes(inner: &Inner) -> usize {
-        let (longest, tokens) = (inner.settings.longest_crop(), inner.settings.tokens);
+        let longest = inner.settings.longest_crop();
+        let tokens = inner.settings.tokens;
         let masker = match inner.settings.objective {
             CropObjective::Classify => 0,
             CropObjective::Masked(_) => (inner.longest_tokens() + tokens.vocabulary()) * size_of::<i32>(),
@@ -331,8 +332,10 @@ pub struct CropStream {
 impl CropStream {
     pub(super) fn new(inner: Arc<Inner>, split: Split, from: CropPosition) -> Result<Self, DataError> {
         let settings = &inner.settings;
-        let (crops, end) = (parcel_crops(&inner) as u64, inner.crops(split));
-        let (count, prefetch) = (settings.workers as u64, settings.prefetch);
+        let crops = parcel_crops(&inner) as u64;
+        let end = inner.crops(split);
+        let count = settings.workers as u64;
+        let prefetch = settings.prefetch;
         let mut workers = Vec::with_capacity(settings.workers);
         for worker in 0..count {
             // The channels hold all parcels of the worker, so sending never waits.
@@ -355,7 +358,8 @@ impl CropStream {
             let thread = spawn("crops", work).map_err(|e| DataError::new(DataErrorKind::Thread(e)))?;
             workers.push(Worker { made, free, thread });
         }
-        let (counts, parcel) = (CropCounts::default(), None);
+        let counts = CropCounts::default();
+        let parcel = None;
         Ok(CropStream { inner, split, workers, next: 0, parcel, at: from, counts, skipped: 0, ended: false })
     }
 

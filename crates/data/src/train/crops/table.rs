@@ -93,7 +93,8 @@ impl<'a> RecordTable<'a> {
             distinct: 0,
         };
         let mut interned: Vec<HashMap<&str, u32>> = vec![HashMap::new(); levels.len()];
-        let (mut cells, mut number) = (Vec::with_capacity(names.len()), 0);
+        let mut cells = Vec::with_capacity(names.len());
+        let mut number = 0;
         for (line, text) in lines {
             cells.clear();
             // One cell more than the header has columns is enough to refuse the row.

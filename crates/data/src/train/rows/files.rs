@@ -59,9 +59,10 @@ impl RowFile {
             return Self::npz(path);
         }
         let weights = Weights::open(path).map_err(unreadable)?;
-        match weights.get(MATRIX).is_some() && weights.metadata().contains_key("ids") {
-            true => Self::matrix(path, weights),
-            false => Self::tensors(path, weights, pattern),
+        if weights.get(MATRIX).is_some() && weights.metadata().contains_key("ids") {
+            Self::matrix(path, weights)
+        } else {
+            Self::tensors(path, weights, pattern)
         }
     }
 
@@ -144,7 +145,9 @@ impl RowFile {
         let Some((before, after)) = pattern.split_once(ANY) else {
             return Err(refuse(format!("the pattern '{}' has no *, the name of a row", Name(pattern))));
         };
-        let (mut names, mut tensors, mut width) = (Vec::new(), Vec::new(), None);
+        let mut names = Vec::new();
+        let mut tensors = Vec::new();
+        let mut width = None;
         for tensor in weights.tensors() {
             let name = tensor.name().strip_prefix(before).and_then(|name| name.strip_suffix(after));
             let Some(name) = name else { continue };

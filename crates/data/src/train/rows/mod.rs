@@ -131,7 +131,9 @@ impl RowSet {
         let widths = settings.parts.iter().zip(&files).map(|(part, files)| width(part, files));
         let widths = widths.collect::<Result<Vec<_>, _>>()?;
         let named = rows(&settings, &mut files, &labels)?;
-        let (train, validation, digest) = (Vec::new(), Vec::new(), String::new());
+        let train = Vec::new();
+        let validation = Vec::new();
+        let digest = String::new();
         let mut new =
             Rows { settings, files, widths, train, validation, census: DatasetStats::default(), digest };
         new.split(named)?;
@@ -256,9 +258,10 @@ impl Rows {
             all.update(digest);
             all.update(row.class.to_le_bytes());
             let word = digest.iter().take(8).fold(0, |word, &byte| word << 8 | u64::from(byte));
-            let (side, rows) = match word < below {
-                true => (&mut self.census.validation, &mut self.validation),
-                false => (&mut self.census.train, &mut self.train),
+            let (side, rows) = if word < below {
+                (&mut self.census.validation, &mut self.validation)
+            } else {
+                (&mut self.census.train, &mut self.train)
             };
             side.documents += 1;
             side.bytes += 4 * self.widths.iter().sum::<usize>() as u64;
@@ -273,8 +276,8 @@ impl Rows {
 
     /// Returns an error if a split that is needed has no rows.
     fn check(&self) -> Result<(), DataError> {
-        let (SplitSize { documents: train, .. }, all) =
-            (self.census.train, self.train.len() + self.validation.len());
+        let SplitSize { documents: train, .. } = self.census.train;
+        let all = self.train.len() + self.validation.len();
         let fraction = self.settings.validation;
         let why = match (train, self.validation.len()) {
             (0, 0) => "no row to train on: the files are empty".to_owned(),
@@ -326,7 +329,8 @@ type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
 /// Collects the locations of all rows of a part. Errors if two rows have one name.
 fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<Places, DataError> {
-    let (mut order, mut by_name) = (Vec::new(), HashMap::new());
+    let mut order = Vec::new();
+    let mut by_name = HashMap::new();
     for (number, (file, path)) in (0..).zip(files.iter_mut().zip(&part.files)) {
         for (row, name) in (0..).zip(std::mem::take(&mut file.names)) {
             if by_name.insert(name.clone(), (number, row)).is_some() {

@@ -36,7 +36,8 @@ impl Ids {
         let read = |e| DataError::at(path, DataErrorKind::Read(e));
         let refuse = |what: String| Err(DataError::at(path, DataErrorKind::Malformed(what)));
         let file = File::open(path).map_err(read)?;
-        let (bytes, width) = (file.metadata().map_err(read)?.len(), width.bytes());
+        let bytes = file.metadata().map_err(read)?.len();
+        let width = width.bytes();
         if bytes % width as u64 != 0 {
             return refuse(format!(
                 "{bytes} bytes are not a whole number of ids of {width} bytes; check the width"
@@ -130,7 +131,9 @@ mod tests {
         for buffer in [1, 3, 5, 64] {
             let mut file = Ids::open(&path, width, end, 1000).unwrap();
             file.file = BufReader::with_capacity(buffer, File::open(&path).unwrap());
-            let (mut document, mut found, mut all) = (Document::default(), Vec::new(), Vec::new());
+            let mut document = Document::default();
+            let mut found = Vec::new();
+            let mut all = Vec::new();
             while file.read(&mut document).unwrap() {
                 found.push(document.bytes.len() / width.bytes());
                 all.append(&mut document.bytes);

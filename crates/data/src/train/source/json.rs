@@ -87,7 +87,9 @@ impl JsonLines {
     /// limit, so that they do not count. Not earlier: messages of the parser name a column of the line.
     fn read_line(&mut self, most: usize) -> Result<bool, DataError> {
         self.line.clear();
-        let (line, mut escapes, mut fits) = (&mut self.line, Escapes::default(), true);
+        let line = &mut self.line;
+        let mut escapes = Escapes::default();
+        let mut fits = true;
         self.source.line_pieces(|mut piece| {
             while fits && !piece.is_empty() {
                 if line.len() == most {
@@ -126,7 +128,8 @@ impl Escapes {
     /// is an escape at the end of the line that may go on in the next piece.
     fn replace(&mut self, line: &mut Vec<u8>) {
         // A character is shorter than its escape, so the replaced line never overtakes what is still to be read.
-        let (mut from, mut to) = (self.done, self.done);
+        let mut from = self.done;
+        let mut to = self.done;
         while let Some(&byte) = line.get(from) {
             let mut character = [0; 4];
             let (read, written): (usize, &[u8]) = match byte {
@@ -220,7 +223,8 @@ impl<'de> Visitor<'de> for Fields<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Line, A::Error> {
-        let (mut text, mut label) = (None, None);
+        let mut text = None;
+        let mut label = None;
         while let Some(key) = map.next_key::<String>()? {
             let again = match (key == self.text, self.label == Some(&key)) {
                 (true, _) => text.replace(map.next_value::<String>()?).is_some(),
@@ -252,7 +256,8 @@ mod tests {
         let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
         let mut lines =
             JsonLines { source, field: "text".into(), label, most: 30, line: Vec::new(), longest: 0 };
-        let (mut document, mut found) = (Document::default(), Vec::new());
+        let mut document = Document::default();
+        let mut found = Vec::new();
         while lines.read(&mut document).map_err(|e| e.to_string())? {
             found.push((String::from_utf8(std::mem::take(&mut document.bytes)).unwrap(), document.class));
         }

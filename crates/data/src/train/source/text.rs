@@ -85,9 +85,10 @@ pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize)
             line.extend_from_slice(piece);
         }
     })?;
-    match fits {
-        true => Ok(true),
-        false => Err(DataError { path: Some(source.path().into()), ..too_long(most) }.with_line(at)),
+    if fits {
+        Ok(true)
+    } else {
+        Err(DataError { path: Some(source.path().into()), ..too_long(most) }.with_line(at))
     }
 }
 
@@ -103,7 +104,8 @@ mod tests {
     fn check(how: TextDocuments, text: &'static str, expected: &[&str]) {
         let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
         let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
-        let (mut document, mut found) = (Document::default(), Vec::new());
+        let mut document = Document::default();
+        let mut found = Vec::new();
         while text.read(&mut document).unwrap() {
             found.push(String::from_utf8(std::mem::take(&mut document.bytes)).unwrap());
         }

@@ -53,15 +53,13 @@ impl Client {
     pub(super) fn new(env: &HubEnv) -> Result<Client, HubErrorKind> {
         let endpoint = env.endpoint().trim_end_matches('/').to_owned();
         if origin(&endpoint).is_none() {
-            let why = match has_user(&endpoint) {
+            let why = if has_user(&endpoint) {
                 // Not shown: it may contain a password.
-                true => "HF_ENDPOINT has a user name or a password, which is not supported; give the address of the hub \
+                "HF_ENDPOINT has a user name or a password, which is not supported; give the address of the hub \
                          alone, and a token in HF_TOKEN"
-                    .to_owned(),
-                false => format!(
-                    "HF_ENDPOINT is `{}`; give an address that begins with https://",
-                    Name(&endpoint)
-                ),
+                    .to_owned()
+            } else {
+                format!("HF_ENDPOINT is `{}`; give an address that begins with https://", Name(&endpoint))
             };
             return Err(HubErrorKind::Setting(why));
         }
@@ -122,7 +120,8 @@ impl Client {
         address: &str,
         start: Option<u64>,
     ) -> Result<(Response<Body>, FileMetadata), RequestError> {
-        let (mut address, mut facts) = (address.to_owned(), FileMetadata::default());
+        let mut address = address.to_owned();
+        let mut facts = FileMetadata::default();
         for _ in 0..=MAX_REDIRECTS {
             let at_hub = origin(&address) == origin(&self.endpoint);
             let answer = self.send(&address, start, at_hub)?;
@@ -263,9 +262,10 @@ fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
             _ => None,
         })
         .collect();
-    match certificates.is_empty() {
-        true => Err(unusable("there is none".to_owned())),
-        false => Ok(RootCerts::new_with_certs(&certificates)),
+    if certificates.is_empty() {
+        Err(unusable("there is none".to_owned()))
+    } else {
+        Ok(RootCerts::new_with_certs(&certificates))
     }
 }
 

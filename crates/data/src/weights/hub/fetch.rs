@@ -168,8 +168,10 @@ impl Repository {
     fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<FileMetadata>, Kind> {
         let mut attempt = 0;
         loop {
-            let (client, id) = (self.client.clone(), self.id.clone());
-            let (revision, file) = (revision.to_owned(), file.to_owned());
+            let client = self.client.clone();
+            let id = self.id.clone();
+            let revision = revision.to_owned();
+            let file = file.to_owned();
             let request = move || client.facts(&id, &revision, &file);
             match patiently(request, &mut || tell(0, FetchEvent::Idle))? {
                 Ok(facts) => return Ok(facts),
@@ -307,7 +309,8 @@ impl Repository {
         tell: Tell<'_>,
     ) -> Result<(), RequestError> {
         let disk = |error| RequestError::Permanent(Kind::disk(path)(error));
-        let (client, [id, revision, name]) = (self.client.clone(), [what.0, what.1, what.2].map(str::to_owned));
+        let client = self.client.clone();
+        let [id, revision, name] = [what.0, what.1, what.2].map(str::to_owned);
         let request = move || client.body((&id, &revision, &name), have);
         let idle = &mut || tell(known.size, FetchEvent::Idle);
         let answer = patiently(request, idle).map_err(RequestError::Permanent)??;

@@ -82,7 +82,8 @@ fn settings(folder: &Path) -> CropSettings {
 }
 
 fn masked(settings: CropSettings) -> CropSettings {
-    let (tasks, shuffled) = (Vec::new(), ShuffledCrops::default());
+    let tasks = Vec::new();
+    let shuffled = ShuffledCrops::default();
     CropSettings { tasks, shuffled, objective: CropObjective::Masked(MaskRates::BERT), ..settings }
 }
 
@@ -97,10 +98,7 @@ fn packs(set: &CropSet, split: Split, from: &CropPosition, count: usize) -> Vec<
     let mut packs = Vec::new();
     for _ in 0..count {
         let mut pack = set.pack();
-        match stream.fill(&mut pack).expect("filled") {
-            true => packs.push(pack),
-            false => break,
-        }
+        if stream.fill(&mut pack).expect("filled") { packs.push(pack) } else { break }
     }
     packs
 }
@@ -122,7 +120,8 @@ fn packs_hold_whole_crops_within_their_bounds() {
     let base = settings(&folder);
     for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
         let set = CropSet::open(base.clone()).unwrap();
-        let (mut crops, mut full) = (0, 0);
+        let mut crops = 0;
+        let mut full = 0;
         let all = packs(&set, Split::Train, &set.start(), 60);
         for (i, pack) in all.iter().enumerate() {
             assert!(pack.ids.len() <= 2400 && (1..=8).contains(&pack.spans.len()));
@@ -181,7 +180,10 @@ fn packs_hold_whole_crops_within_their_bounds() {
 #[test]
 fn masks_have_their_rates() {
     let set = CropSet::open(masked(settings(&folder("crops_masks")))).unwrap();
-    let (mut known, mut chosen, mut mask, mut random) = (0, 0, 0, 0);
+    let mut known = 0;
+    let mut chosen = 0;
+    let mut mask = 0;
+    let mut random = 0;
     for pack in packs(&set, Split::Train, &set.start(), 100) {
         for (&id, &target) in pack.ids.iter().zip(&pack.targets[0]) {
             known += u32::from(id != codons::UNKNOWN);
@@ -247,7 +249,9 @@ fn validation_crops_are_pieces_of_their_records() {
     let all = packs(&set, Split::Validation, &set.start(), 1000);
     let read = |number: usize| letters(number).to_uppercase().replace('U', "T");
     let records = [read(5), read(6)];
-    let (mut lengths, mut starts, mut seen) = (Vec::new(), HashSet::new(), [0; 2]);
+    let mut lengths = Vec::new();
+    let mut starts = HashSet::new();
+    let mut seen = [0; 2];
     for pack in &all {
         for (i, &[start, end]) in pack.spans.iter().enumerate() {
             let bases = pack.bases[i] as usize;
@@ -309,7 +313,8 @@ fn crops_are_drawn_as_the_levels_say() {
         (Vec::new(), [2000.0, 500.0, 4000.0, 700.0].map(|bases| bases / 7200.0)),
     ] {
         let set = CropSet::open(CropSettings { levels, bounds, ..base.clone() }).unwrap();
-        let (mut counts, mut total) = ([0.0; 4], 0.0);
+        let mut counts = [0.0; 4];
+        let mut total = 0.0;
         for pack in packs(&set, Split::Train, &set.start(), 150) {
             for (&virus, &family) in pack.targets[0].iter().zip(&pack.targets[1]) {
                 counts[cells.iter().position(|&cell| cell == (virus, family)).unwrap()] += 1.0;
@@ -338,7 +343,9 @@ fn crops_end_with_their_records() {
     })
     .unwrap();
     // Family a is record 0; family b is the records 1 and 2, of 500 and 30 bases.
-    let (mut whole, mut short, mut all) = ([0; 3], 0, 0);
+    let mut whole = [0; 3];
+    let mut short = 0;
+    let mut all = 0;
     for pack in packs(&set, Split::Train, &set.start(), 500) {
         for (&bases, &family) in pack.bases.iter().zip(&pack.targets[1]) {
             let longest = [700, 2000, 500, 2500][(family + 1) as usize];
@@ -363,7 +370,8 @@ fn shuffled_crops_have_their_own_targets() {
     // Without shuffling, family c occurs with the class other only; the others are record 4's.
     let set = CropSet::open(CropSettings { shuffled, mutations: Mutations::default(), ..base }).unwrap();
     let sources: Vec<String> = (0..5).map(|number| letters(number).to_uppercase().replace('U', "T")).collect();
-    let (mut crops, mut found) = (0, 0);
+    let mut crops = 0;
+    let mut found = 0;
     for pack in packs(&set, Split::Train, &set.start(), 200) {
         for (i, &[start, end]) in pack.spans.iter().enumerate() {
             crops += 1;

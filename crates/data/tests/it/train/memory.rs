@@ -177,7 +177,8 @@ fn sentence_pieces_hold_less_than_the_ledger_says() {
 #[test]
 fn words_that_the_library_keeps_are_in_the_ledger() {
     let folder = folder("train_memory_words");
-    let (text, tokenizer) = (file(&folder, "a.txt", "a"), file(&folder, "tokenizer.json", byte_pairs()));
+    let text = file(&folder, "a.txt", "a");
+    let tokenizer = file(&folder, "tokenizer.json", byte_pairs());
     let settings = Settings {
         tokens: TokenizerKind::BytePairs { file: tokenizer, end: None },
         longest_document: 1 << 20,

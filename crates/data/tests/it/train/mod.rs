@@ -54,10 +54,7 @@ pub fn epoch(data: &Dataset, split: Split) -> Vec<Pack> {
     let mut packs = Vec::new();
     loop {
         let mut pack = Pack::default();
-        match stream.fill(&mut pack).expect("filled") {
-            true => packs.push(pack),
-            false => return packs,
-        }
+        if stream.fill(&mut pack).expect("filled") { packs.push(pack) } else { return packs }
     }
 }
 

@@ -283,8 +283,8 @@ fn masked_pieces_have_their_ends() {
         check_bounds(pack, &bounds);
         assert_eq!(pack.targets.len(), pack.ids.len());
         for &[start, end] in &pack.spans {
-            let (ids, targets) =
-                (&pack.ids[start as usize..end as usize], &pack.targets[start as usize..end as usize]);
+            let ids = &pack.ids[start as usize..end as usize];
+            let targets = &pack.targets[start as usize..end as usize];
             assert_eq!([ids[0], ids[ids.len() - 1]], [0, 2]);
             assert!(targets[0] == -100 && targets[ids.len() - 1] == -100);
             assert!(targets.iter().any(|&target| target != -100));
@@ -343,8 +343,8 @@ fn a_sequence_has_a_class() {
     let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Pack::default()).unwrap_err();
     assert!(error.to_string().contains("a.jsonl, 'document 2': 15 tokens, and data.longest is 8"), "{error}");
 
-    let (fasta, table) =
-        (file(&folder, "a.fa", ">p x\nMKV\n>q\nMK\n"), file(&folder, "a.tsv", "q\tin\np\tout\n"));
+    let fasta = file(&folder, "a.fa", ">p x\nMKV\n>q\nMK\n");
+    let table = file(&folder, "a.tsv", "q\tin\np\tout\n");
     let task = task(LabelsFrom::Table(table), false);
     let settings =
         Settings { format: Format::Sequences, tokens: TokenizerKind::Esm, task, train: vec![fasta], ..base };

@@ -10,7 +10,8 @@ use crate::support::folder;
 #[test]
 fn no_data_says_which_and_why() {
     let folder = folder("train_no_data");
-    let (empty, blank) = (file(&folder, "e.txt", ""), file(&folder, "s.txt", "\n \n"));
+    let empty = file(&folder, "e.txt", "");
+    let blank = file(&folder, "s.txt", "\n \n");
     let one = file(&folder, "one.txt", "only\n");
     let check = |settings: Settings, expected: &str| {
         let found = refusal(settings);

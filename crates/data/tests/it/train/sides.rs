@@ -25,7 +25,8 @@ fn equal_documents_are_on_one_side() {
     for seed in 0..5 {
         let validation = Validation::Fraction { fraction: 0.3, seed };
         let data = open(Settings { validation, ..settings(&[&path]) });
-        let (train, validation) = (documents(&data, Split::Train), documents(&data, Split::Validation));
+        let train = documents(&data, Split::Train);
+        let validation = documents(&data, Split::Validation);
         assert_eq!((train.len() + validation.len(), train.intersection(&validation).count()), (60, 0));
         let census = data.census();
         assert_eq!(census.train.documents, 3 * train.len() as u64);
