@@ -12,8 +12,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use plimsoll_data::chunk::chunks;
-use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
 use plimsoll_data::sequence::{Reader, Record};
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_data::train::{
@@ -21,13 +20,14 @@ use plimsoll_data::train::{
     Validation,
 };
 use plimsoll_data::translate::{Scratch, orfs};
+use plimsoll_data::window::record_windows;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 const READS: usize = 2000;
 const READ: usize = 500;
 const RECORDS: usize = 8000;
 const CODONS: usize = 1500;
-const CHUNK: usize = 500;
+const WINDOW: usize = 500;
 const PROTEINS: usize = 40_000;
 /// Number of bytes in a buffer from which on it is written to its file.
 const FLUSH: usize = 1 << 20;
@@ -246,13 +246,13 @@ fn convert(input: &Path, folder: Option<&Path>) -> (usize, usize) {
     let mut bytes = 0;
     let mut reader = Reader::open([input]).expect("the input");
     while reader.read_into(&mut record).expect("a record") {
-        for chunk in chunks(record.seq.len(), CHUNK) {
-            let bases = chunk.of(&record.seq);
-            chunk_name(&record.id, chunk.index, &mut name);
-            write_chunk(&mut outs[0].0, &name, bases).expect("memory");
+        for window in record_windows(record.seq.len(), WINDOW) {
+            let bases = window.of(&record.seq);
+            window_name(&record.id, window.index, &mut name);
+            write_window(&mut outs[0].0, &name, bases).expect("memory");
             orfs(bases, &mut scratch, |orf| {
                 open += 1;
-                orf_name(&record.id, chunk.index, orf.frame, &mut name);
+                orf_name(&record.id, window.index, orf.frame, &mut name);
                 write_nucleotide(&mut outs[1].0, &name, &orf).expect("memory");
                 write_protein(&mut outs[2].0, &name, &orf).expect("memory");
             });

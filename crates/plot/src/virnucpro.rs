@@ -9,10 +9,10 @@ use super::results::About;
 use super::survey::{PredictionRow, Survey};
 use super::track::{Track, Window};
 use crate::PlotError;
-use plimsoll_data::chunk::chunks;
 use plimsoll_data::sequence::Reader;
 use plimsoll_data::table::TableReader;
 use plimsoll_data::translate::Frame;
+use plimsoll_data::window::record_windows;
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::output::verdict::{Consensus, RecordScore};
 use plimsoll_virus::output::{Call, OrfScore};
@@ -247,8 +247,8 @@ impl Records<'_> {
         })?;
         let mut record = RecordScore::default();
         let mut found = vec![];
-        for chunk in chunks(bases, self.length) {
-            let name = format!("{id}_chunk_{}", chunk.index + 1);
+        for window in record_windows(bases, self.length) {
+            let name = format!("{id}_chunk_{}", window.index + 1);
             let orfs = self.orfs.remove(&name).unwrap_or_default();
             let said = Consensus::of(&orfs);
             record.add(said.as_ref());
@@ -262,8 +262,8 @@ impl Records<'_> {
                 Consensus::of(&of_strand).map(|said| said.virus_score())
             };
             found.push(Window {
-                start: chunk.start as u64,
-                end: chunk.end() as u64,
+                start: window.start as u64,
+                end: window.end() as u64,
                 score: said.map(|said| said.virus_score()),
                 call: match said {
                     Some(said) if said.is_virus() => Call::Virus,
@@ -289,7 +289,7 @@ impl Records<'_> {
     }
 }
 
-/// Number of bases of the record with these windows: the smallest length for which `chunks` gives windows of
+/// Number of bases of the record with these windows: the smallest length for which `record_windows` gives windows of
 /// these lengths whose overlaps have equal bases; `None` if no length fits. The smallest length has the longest
 /// overlaps. Bases agree by chance with probability 1/4, so a record whose windows overlap by one base or not
 /// at all can be found a few bases too short.
@@ -297,16 +297,16 @@ fn bases_of(windows: &[Vec<u8>], length: usize) -> Option<usize> {
     if let [only] = windows {
         return Some(only.len()).filter(|&bases| (1..=length).contains(&bases));
     }
-    // `chunks` makes `windows.len()` windows exactly for the lengths in this range.
+    // `record_windows` makes `windows.len()` windows exactly for the lengths in this range.
     let most = windows.len() * length;
     (most - length + 1..=most).find(|&bases| {
-        let fits = |(chunk, window): (plimsoll_data::chunk::Chunk, &Vec<u8>)| chunk.len == window.len();
-        let overlaps = |pair: &[(plimsoll_data::chunk::Chunk, &Vec<u8>)]| {
+        let fits = |(chunk, window): (plimsoll_data::window::RecordWindow, &Vec<u8>)| chunk.len == window.len();
+        let overlaps = |pair: &[(plimsoll_data::window::RecordWindow, &Vec<u8>)]| {
             let [(first, a), (second, b)] = pair else { return true };
             let shared = first.end() - second.start;
             a[a.len() - shared..] == b[..shared.min(b.len())]
         };
-        let placed: Vec<_> = chunks(bases, length).zip(windows).collect();
+        let placed: Vec<_> = record_windows(bases, length).zip(windows).collect();
         placed.iter().copied().all(fits) && placed.windows(2).all(overlaps)
     })
 }
@@ -329,7 +329,8 @@ mod tests {
     fn a_records_bases_follow_from_its_windows() {
         for bases in [1, 2, 250, 499, 500, 501, 750, 960, 1001, 1301, 5001, 12_345] {
             let whole = sequence(bases);
-            let mut cut: Vec<Vec<u8>> = chunks(bases, 500).map(|chunk| chunk.of(&whole).to_vec()).collect();
+            let mut cut: Vec<Vec<u8>> =
+                record_windows(bases, 500).map(|window| window.of(&whole).to_vec()).collect();
             assert_eq!(bases_of(&cut, 500), Some(bases));
             if let [_, second, ..] = &mut cut[..] {
                 second.reverse();
@@ -338,7 +339,8 @@ mod tests {
         }
         for bases in [999, 1000, 1500] {
             let whole = sequence(bases);
-            let cut: Vec<Vec<u8>> = chunks(bases, 500).map(|chunk| chunk.of(&whole).to_vec()).collect();
+            let cut: Vec<Vec<u8>> =
+                record_windows(bases, 500).map(|window| window.of(&whole).to_vec()).collect();
             let found = bases_of(&cut, 500).expect("a length");
             assert!((bases - 5..=bases).contains(&found), "{found} of {bases}");
         }

@@ -12,7 +12,7 @@ use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, RunRecord};
 use crate::pipeline::records::Batch;
 use crate::pipeline::shape::{HostCosts, Shape, Words};
-use plimsoll_data::chunk::{Chunk, chunks};
+use plimsoll_data::window::{RecordWindow, record_windows};
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl GcContent {
             head: None,
             length: length as u64,
             sequences: |_| 1,
-            window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
+            window_lengths: |record, window| record_windows(record, window).map(|window| window.len).collect(),
             sequences_of_window: Some(0),
             words: Words { stages: &["the bases"], sequences: "windows", rows: "nothing" },
             host: HostCosts::default(),
@@ -83,8 +83,8 @@ pub(crate) struct GcWindows {
 
 impl WindowSource for GcWindows {
     fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
-        let windows = chunks(record.len(), self.length);
-        Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
+        let windows = record_windows(record.len(), self.length);
+        Box::new(windows.map(|location| CutWindow { location, overlap: 0, left_out: LetterCounts::default() }))
     }
 
     fn tokenizer(&self) -> Box<dyn WindowTokenizer> {
@@ -109,7 +109,7 @@ struct GcResults {
     common: CommonResults,
     windows: Table,
     /// Windows of the current record.
-    of_record: Vec<Chunk>,
+    of_record: Vec<RecordWindow>,
 }
 
 impl Results for GcResults {
@@ -119,21 +119,21 @@ impl Results for GcResults {
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
         self.common.counts.windows += 1;
-        self.of_record.push(window.chunk);
+        self.of_record.push(window.location);
         Ok(())
     }
 
     fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.common.counts.records += 1;
-        for chunk in std::mem::take(&mut self.of_record) {
-            let bases = record.text.map_or(&[][..], |text| &text.sequence[chunk.start..chunk.end()]);
-            let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / chunk.len as f64;
+        for window in std::mem::take(&mut self.of_record) {
+            let bases = record.text.map_or(&[][..], |text| &text.sequence[window.start..window.end()]);
+            let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / window.len as f64;
             let prediction = if gc >= 0.5 { "virus" } else { "other" };
             let name = Field(record.id);
             self.windows.row(format_args!(
                 "{name}\t{}\t{}\t{gc:.3}\t{prediction}{}",
-                chunk.start + 1,
-                chunk.end(),
+                window.start + 1,
+                window.end(),
                 self.common.source()
             ))?;
         }

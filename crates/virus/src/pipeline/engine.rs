@@ -175,8 +175,8 @@ impl StreamEngine for Engine<'_> {
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.texts)));
         for event in std::mem::take(&mut batch.events) {
             match event {
-                Event::Window { number, record, chunk, sequences: count, letters } => {
-                    let window = Window::new(number, record, chunk, count).with_letters(letters);
+                Event::Window { number, record, location, sequences: count, letters } => {
+                    let window = Window::new(number, record, location, count).with_letters(letters);
                     let first_rows = self.window(window, count)?;
                     // Without rows of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = first_rows.len() / count.max(1);
@@ -291,19 +291,19 @@ impl<'a> Engine<'a> {
     /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
     /// encoder if an earlier stage has computed them.
     fn window(&mut self, window: Window, sequences: usize) -> Result<Vec<f32>, VirusError> {
-        let Window { number, chunk, .. } = window;
-        let bases = (chunk.end() - chunk.start) as u64;
+        let Window { number, location, .. } = window;
+        let bases = (location.end() - location.start) as u64;
         self.taken.bases += bases;
-        if let Some(entry) = self.parts.journal.take(number, &window.record, chunk.index)? {
+        if let Some(entry) = self.parts.journal.take(number, &window.record, location.index)? {
             self.totals.kept += 1;
             self.taken.kept_bases += bases;
-            let kept = Window::kept(window.record, chunk, entry).with_letters(window.letters);
+            let kept = Window::kept(window.record, location, entry).with_letters(window.letters);
             self.queue.push(OutputItem::Window(kept));
             return Ok(vec![]);
         }
         let missing = |what| VirusError::MissingWindow {
             what,
-            window: chunk.index + 1,
+            window: location.index + 1,
             record: window.record.to_string(),
         };
         if self.parts.merges {
@@ -311,7 +311,7 @@ impl<'a> Engine<'a> {
         }
         let mut rows = vec![];
         if let (Some(reader), Some(compute)) = (&mut self.parts.first_rows, &self.parts.compute) {
-            let entry = reader.take(number, &window.record, chunk.index)?;
+            let entry = reader.take(number, &window.record, location.index)?;
             let entry = entry.filter(|entry| entry.sequences.len() == sequences);
             let entry = entry.ok_or_else(|| missing("the rows of the first encoder"))?;
             rows = entry.rows_of_all(compute.first_width());
@@ -406,7 +406,7 @@ impl<'a> Engine<'a> {
         if let Some(results) = &mut self.parts.results {
             results.window(&FinishedWindow {
                 record: &window.record,
-                chunk: window.chunk,
+                location: window.location,
                 letters: window.letters,
                 sequences: &entry.sequences,
                 rows: &entry.rows,
@@ -415,7 +415,7 @@ impl<'a> Engine<'a> {
         // A window whose results came from this journal is not written to it again.
         let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.kept) else { return Ok(()) };
         entry.number = window.number;
-        entry.index = window.chunk.index as u64;
+        entry.index = window.location.index as u64;
         entry.record.clear();
         entry.record.push_str(&window.record);
         writer.append(entry)

@@ -7,7 +7,7 @@ use crate::pipeline::letters::WindowLetters;
 use crate::pipeline::mates::Mate;
 use crate::pipeline::records::TEXTS;
 use crate::pipeline::shape::SEQUENCES;
-use plimsoll_data::chunk::Chunk;
+use plimsoll_data::window::RecordWindow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(crate) struct Window {
     /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
-    pub(crate) chunk: Chunk,
+    pub(crate) location: RecordWindow,
     /// The sequences that were admitted, by label.
     sequences: [Option<PendingSequence>; SEQUENCES],
     /// Number of sequences without a final state, including those that are not admitted yet.
@@ -87,11 +87,11 @@ impl SequenceResult {
 impl Window {
     /// Creates a window with a number of sequences. It counts all of them as missing from the start; otherwise the window
     /// could leave the queue before its last sequences have got a slot.
-    pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, sequences: usize) -> Self {
+    pub(crate) fn new(number: u64, record: Arc<str>, location: RecordWindow, sequences: usize) -> Self {
         Self {
             number,
             record,
-            chunk,
+            location,
             sequences: [None; SEQUENCES],
             // A window has at most `SEQUENCES` sequences.
             waiting: sequences as u8,
@@ -102,9 +102,9 @@ impl Window {
     }
 
     /// Creates a window whose results were found in a journal.
-    pub(crate) fn kept(record: Arc<str>, chunk: Chunk, entry: JournalEntry) -> Self {
+    pub(crate) fn kept(record: Arc<str>, location: RecordWindow, entry: JournalEntry) -> Self {
         let JournalEntry { number, sequences, rows, .. } = entry;
-        let mut window = Self { rows, kept: true, ..Self::new(number, record, chunk, 0) };
+        let mut window = Self { rows, kept: true, ..Self::new(number, record, location, 0) };
         for result in sequences {
             window.sequences[usize::from(result.label)] = Some(PendingSequence { result, slot: None });
         }

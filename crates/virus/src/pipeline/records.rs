@@ -11,11 +11,11 @@ use crate::pipeline::mates::{Mate, common_name};
 use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
-use plimsoll_data::chunk::Chunk;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, ResultName, own_names};
 use plimsoll_data::printable;
 use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader, Record};
+use plimsoll_data::window::RecordWindow;
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::ordered::{self, Feed, Gone, Results, Worker};
@@ -52,7 +52,7 @@ pub(crate) struct InputPipeline {
 /// An event of the input, in input order.
 pub(crate) enum Event {
     /// A window of a record. Its sequences are the next `sequences` of the job.
-    Window { number: u64, record: Arc<str>, chunk: Chunk, sequences: usize, letters: WindowLetters },
+    Window { number: u64, record: Arc<str>, location: RecordWindow, sequences: usize, letters: WindowLetters },
     /// Name of the input that the following records come from.
     Source(Arc<str>),
     /// The end of a record; a record without letters has no windows.
@@ -557,7 +557,7 @@ impl Cutter {
         let (mut gaps, mut left_out) = (0, 0u64);
         let front = Arc::clone(&self.front);
         for cut in front.source.windows(&record.seq) {
-            let chunk = cut.chunk;
+            let location = cut.location;
             if cut.left_out.letters as usize > notes.longest_gap {
                 gaps += 1;
                 left_out += u64::from(cut.left_out.letters);
@@ -578,17 +578,17 @@ impl Cutter {
             // `bases[base..end]` holds the bases `from..from + (end - base)` of the record. Windows overlap, so
             // only the bases after these are appended; after a skipped window (another shard) there is a gap
             // and the copy starts anew.
-            let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= chunk.start;
-            let (from, base) = held.filter(reaches).unwrap_or((chunk.start, end));
+            let reaches = |&(from, base): &(usize, usize)| from + (end - base) >= location.start;
+            let (from, base) = held.filter(reaches).unwrap_or((location.start, end));
             held = Some((from, base));
-            self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
+            self.job.bases.extend_from_slice(&record.seq[from + (end - base)..location.end()]);
             if uracil > 0 {
                 uracil_to_thymine(&mut self.job.bases[end..]);
             }
-            let bases = base + chunk.start - from..base + chunk.end() - from;
+            let bases = base + location.start - from..base + location.end() - from;
             // A long record fills several jobs, of which each covers a part of the record's bytes.
             let [before, after] = self.bytes;
-            let share = chunk.end() as f64 / record.seq.len().max(1) as f64;
+            let share = location.end() as f64 / record.seq.len().max(1) as f64;
             self.job.bytes_read = before + (after.saturating_sub(before) as f64 * share) as u64;
             self.job.parts.push(JobPart::Window { number, record: Arc::clone(&id), cut, bases });
         }
@@ -656,12 +656,12 @@ fn tokenize(
             JobPart::Event(event) => batch.events.push(event),
             JobPart::Window { number, record, cut, bases } => {
                 let bases = &job.bases[bases];
-                let chunk = cut.chunk;
+                let location = cut.location;
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
                     batch.events.push(Event::Note(Note {
                         seq_name: record.to_string(),
                         kind: "all_n",
-                        detail: format!("window {}", chunk.index + 1),
+                        detail: format!("window {}", location.index + 1),
                         action: front.source.notes().all_n,
                     }));
                 }
@@ -670,7 +670,7 @@ fn tokenize(
                 let window = WindowBases { record: &record, cut: &cut, bases, is_known };
                 let letters = tokenizer.tokenize(&window, &mut batch)?;
                 let sequences = batch.sequences.len() - before;
-                batch.events.push(Event::Window { number, record, chunk, sequences, letters });
+                batch.events.push(Event::Window { number, record, location, sequences, letters });
             }
         }
     }

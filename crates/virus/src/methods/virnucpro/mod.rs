@@ -20,10 +20,10 @@ use crate::pipeline::record::{MethodRecord, ModelsRecord};
 use crate::pipeline::records::{Batch, SequenceTokens};
 use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, Shape, Words};
 use embeddings::EmbeddingFormat;
-use plimsoll_data::chunk::chunks;
-use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
 use plimsoll_data::translate::{Orf, Scratch, orfs};
 use plimsoll_data::weights::HubEnv;
+use plimsoll_data::window::record_windows;
 use plimsoll_models::{Encoder, HeadConfig, Output};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::session::bounds::bounds;
@@ -239,7 +239,7 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
         head: Some(head),
         length: length as u64,
         sequences: |tokens| bounds(tokens, 1).sequences,
-        window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
+        window_lengths: |record, window| record_windows(record, window).map(|window| window.len).collect(),
         sequences_of_window: None,
         words: Words {
             stages: &[
@@ -315,8 +315,8 @@ struct Frames {
 
 impl WindowSource for Frames {
     fn windows<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
-        let windows = chunks(record.len(), self.length);
-        Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
+        let windows = record_windows(record.len(), self.length);
+        Box::new(windows.map(|location| CutWindow { location, overlap: 0, left_out: LetterCounts::default() }))
     }
 
     fn tokenizer(&self) -> Box<dyn WindowTokenizer> {
@@ -357,12 +357,12 @@ struct FrameTokenizer {
 impl WindowTokenizer for FrameTokenizer {
     fn tokenize(&mut self, window: &WindowBases<'_>, batch: &mut Batch) -> Result<WindowLetters, RuntimeError> {
         let WindowBases { record, cut, bases, is_known } = *window;
-        let index = cut.chunk.index;
+        let index = cut.location.index;
         let Self { dna, protein, writes_texts, scratch, name } = self;
         if *writes_texts {
-            chunk_name(record, index, name);
+            window_name(record, index, name);
             // Writing to a Vec cannot fail.
-            let _ = write_chunk(&mut batch.texts[0], name, bases);
+            let _ = write_window(&mut batch.texts[0], name, bases);
         }
         if is_known && !*writes_texts {
             return Ok(WindowLetters::default());
