@@ -8,10 +8,28 @@ pub struct Color(pub u8, pub u8, pub u8);
 impl Color {
     /// Linear interpolation to `other`; `part` is clamped to 0..=1.
     pub fn towards(self, other: Color, part: f64) -> Color {
-        let mix =
-            |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part.clamp(0.0, 1.0)).round() as u8;
-        Color(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
+        let part = part.clamp(0.0, 1.0);
+        Color(mix(self.0, other.0, part), mix(self.1, other.1, part), mix(self.2, other.2, part))
     }
+}
+
+/// Linear interpolation from `a` to `b` of one colour component.
+fn mix(a: u8, b: u8, part: f64) -> u8 {
+    (f64::from(a) + (f64::from(b) - f64::from(a)) * part).round() as u8
+}
+
+/// A point of a picture, in points (1/72 inch) from its top left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScenePoint {
+    /// Distance from the left edge.
+    pub x: f64,
+    /// Distance from the top edge.
+    pub y: f64,
+}
+
+/// The point at (`x`, `y`).
+pub fn point(x: f64, y: f64) -> ScenePoint {
+    ScenePoint { x, y }
 }
 
 /// Segment of a path.
@@ -45,7 +63,7 @@ pub enum Paint {
 
 /// Which point of a text its x coordinate denotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anchor {
+pub enum TextAnchor {
     /// Left end.
     Start,
     /// Centre.
@@ -71,18 +89,22 @@ pub enum SceneItem {
     /// A path of lines and areas.
     Shape(Vec<PathStep>, Paint),
     /// A text on one line.
-    Text {
-        /// Coordinate of the anchor.
-        x: f64,
-        /// Coordinate of the baseline.
-        y: f64,
-        /// Which point of the text is at `x`.
-        anchor: Anchor,
-        /// Style.
-        kind: TextStyle,
-        /// The text.
-        text: String,
-    },
+    Text(SceneText),
+}
+
+/// A text on one line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SceneText {
+    /// Coordinate of the anchor.
+    pub x: f64,
+    /// Coordinate of the baseline.
+    pub y: f64,
+    /// Which point of the text is at `x`.
+    pub anchor: TextAnchor,
+    /// Style.
+    pub kind: TextStyle,
+    /// The text.
+    pub text: String,
 }
 
 /// A picture.
@@ -112,12 +134,12 @@ impl Scene {
     }
 
     /// Adds a straight line.
-    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Color, width: f64) {
+    pub fn line(&mut self, from: ScenePoint, to: ScenePoint, ink: Color, width: f64) {
         self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: None });
     }
 
     /// Adds a dashed line.
-    pub fn dashed(&mut self, from: (f64, f64), to: (f64, f64), ink: Color, width: f64) {
+    pub fn dashed(&mut self, from: ScenePoint, to: ScenePoint, ink: Color, width: f64) {
         self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: Some([2.4, 1.8]) });
     }
 
@@ -129,14 +151,14 @@ impl Scene {
     }
 
     /// Adds a text.
-    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, kind: TextStyle, text: impl Into<String>) {
-        self.items.push(SceneItem::Text { x, y, anchor, kind, text: text.into() });
+    pub fn text(&mut self, x: f64, y: f64, anchor: TextAnchor, kind: TextStyle, text: impl Into<String>) {
+        self.items.push(SceneItem::Text(SceneText { x, y, anchor, kind, text: text.into() }));
     }
 }
 
 /// Path of a straight line.
-pub fn segment(from: (f64, f64), to: (f64, f64)) -> [PathStep; 2] {
-    [PathStep::Move(from.0, from.1), PathStep::Line(to.0, to.1)]
+pub fn segment(from: ScenePoint, to: ScenePoint) -> [PathStep; 2] {
+    [PathStep::Move(from.x, from.y), PathStep::Line(to.x, to.y)]
 }
 
 /// Path of a rectangle.
@@ -163,7 +185,7 @@ pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<PathStep>
         let left = x.max(sum - y - height);
         let right = (x + width).min(sum - y);
         if right - left > 1e-6 {
-            steps.extend(segment((left, sum - left), (right, sum - right)));
+            steps.extend(segment(point(left, sum - left), point(right, sum - right)));
         }
     }
     steps
