@@ -75,16 +75,15 @@ pub fn percent(part: u64, total: u64) -> String {
 
 /// A number of bases with its unit: `950 b`, `12.5 kb`, `3.2 Mb`.
 pub fn bases(number: u64) -> String {
-    let scaled = |unit: f64, name: &str| {
-        let text = format!("{:.1}", number as f64 / unit);
-        format!("{} {name}", text.strip_suffix(".0").unwrap_or(&text))
+    // The limits are those from which on one decimal rounds to 1000.0 of the smaller unit.
+    let (unit, name) = match number {
+        0..1_000 => return format!("{number} b"),
+        1_000..999_950 => (1e3, "kb"),
+        999_950..999_950_000 => (1e6, "Mb"),
+        999_950_000.. => (1e9, "Gb"),
     };
-    match number {
-        0..1_000 => format!("{number} b"),
-        1_000..999_950 => scaled(1e3, "kb"),
-        999_950..999_950_000 => scaled(1e6, "Mb"),
-        999_950_000.. => scaled(1e9, "Gb"),
-    }
+    let text = format!("{:.1}", number as f64 / unit);
+    format!("{} {name}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
 /// A number with at most `digits` decimals, without zeros at its end.

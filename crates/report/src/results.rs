@@ -2,7 +2,7 @@
 //! other or their run record are an error with path and line; memory does not grow with the number of rows.
 
 use crate::ReportError;
-use crate::columns::{CALLS, Column, Form, Kind, column};
+use crate::columns::{CALLS, ColumnKind, ResultColumn, TableForm, column};
 use plimsoll_data::printable::Name;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::{DataError, bounded};
@@ -33,29 +33,29 @@ const MOST_CLASSES: usize = 32;
 pub const REGION_COUNT: &str = "n_regions";
 
 /// A folder of results.
-pub struct Results {
+pub struct PredictionResults {
     folder: PathBuf,
     /// Content of `run.json`.
     pub run: Value,
     /// When `run.json` was last changed, in seconds since 1970.
     pub changed: Option<u64>,
     /// Form of the tables.
-    pub form: Form,
+    pub form: TableForm,
     /// Columns of `predictions.tsv` that the report shows, in their order there.
-    pub columns: Vec<Column>,
+    pub columns: Vec<ResultColumn>,
     /// Columns of `predictions.tsv` that the report does not know.
     pub unknown: Vec<String>,
     /// Different words of each column of words, in order of appearance.
     pub words: Vec<Vec<String>>,
     /// Positions of the columns that every table has.
-    pub at: Positions,
+    pub at: ColumnPositions,
     /// Whether the folder has a table of regions.
     pub has_regions: bool,
 }
 
-/// Indices in [`Results::columns`].
+/// Indices in [`PredictionResults::columns`].
 #[derive(Clone, Copy, Debug)]
-pub struct Positions {
+pub struct ColumnPositions {
     name: usize,
     /// Length in bases.
     pub length: usize,
@@ -72,7 +72,7 @@ pub struct Positions {
 }
 
 /// A row of `predictions.tsv`.
-pub struct Row<'a> {
+pub struct RecordValues<'a> {
     /// Row number from 0.
     pub ordinal: u64,
     /// Name of the record.
@@ -85,7 +85,7 @@ pub struct Row<'a> {
 
 /// A row of `windows.tsv`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Window {
+pub struct WindowScore {
     /// First base, counted from 1.
     pub start: u64,
     /// Last base, included.
@@ -96,7 +96,7 @@ pub struct Window {
     pub of_a_mate: bool,
 }
 
-impl Results {
+impl PredictionResults {
     /// Opens the folder by its run record, and reads the header of `predictions.tsv`.
     pub fn open(folder: &Path) -> Result<Self, ReportError> {
         let path = folder.join(RUN_RECORD);
@@ -107,24 +107,23 @@ impl Results {
             }
             _ => RuntimeError::io(&path)(error).into(),
         })?;
-        let missing = |missing| ReportError::NotARunRecord { path: path.clone(), missing };
-        let run: Value = serde_json::from_str(&text).map_err(|_| missing("JSON"))?;
-        run["plimsoll"].as_str().ok_or_else(|| missing("`plimsoll`"))?;
-        run["inputs"].as_array().ok_or_else(|| missing("`inputs`"))?;
-        run["counts"]["records"].as_u64().ok_or_else(|| missing("`counts.records`"))?;
+        let run = parse_run_record(&text)
+            .map_err(|missing| ReportError::NotARunRecord { path: path.clone(), missing })?;
         let changed = path.metadata().and_then(|facts| facts.modified()).ok();
         let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map(|time| time.as_secs());
 
         let table = TableReader::open_all(&folder.join(PREDICTIONS))?;
-        let form =
-            if table.names().iter().any(|name| name == "n_scored") { Form::VirNucPro } else { Form::Caller };
-        let known = |name: &String| column(name, form).ok_or_else(|| Name(name).to_string());
+        let form = if table.names().iter().any(|name| name == "n_scored") {
+            TableForm::VirNucPro
+        } else {
+            TableForm::Caller
+        };
         let mut columns = vec![];
         let mut unknown = vec![];
         for name in table.names() {
-            match known(name) {
-                Ok(column) => columns.push(column),
-                Err(name) => unknown.push(name),
+            match column(name, form) {
+                Some(column) => columns.push(column),
+                None => unknown.push(Name(name).to_string()),
             }
         }
         if columns.iter().filter(|column| column.key.starts_with("p_")).count() > MOST_CLASSES {
@@ -132,19 +131,14 @@ impl Results {
                 .error(format!("more than {MOST_CLASSES} columns with probabilities of classes"))
                 .into());
         }
-        let find = |key: &str| columns.iter().position(|column| column.key == key);
-        let need = |key: &str| {
-            let text = format!("there is no column `{key}`: this is not a table of {}", Command::Predict);
-            find(key).ok_or_else(|| table.error(text))
-        };
         let has_regions = folder.join(REGIONS).exists();
-        let at = Positions {
-            name: need("seq_name")?,
-            length: need("length")?,
-            windows: need("n_windows")?,
-            score: need("virus_score")?,
-            call: need("prediction")?,
-            class: find("class"),
+        let at = ColumnPositions {
+            name: required_column(&columns, "seq_name", &table)?,
+            length: required_column(&columns, "length", &table)?,
+            windows: required_column(&columns, "n_windows", &table)?,
+            score: required_column(&columns, "virus_score", &table)?,
+            call: required_column(&columns, "prediction", &table)?,
+            class: column_position(&columns, "class"),
             regions: has_regions.then_some(columns.len()),
         };
         let mut words = vec![vec![]; columns.len()];
@@ -152,22 +146,15 @@ impl Results {
         if has_regions {
             let help =
                 "Number of regions of the record that are viral as a whole: runs of neighbouring windows.";
-            columns.push(Column {
-                key: REGION_COUNT.to_owned(),
-                label: "Regions".to_owned(),
-                help: help.to_owned(),
-                kind: Kind::Count,
-                shown: true,
-                filter: false,
-            });
+            columns.push(ResultColumn::new(REGION_COUNT, "Regions", ColumnKind::Count, help));
             words.push(vec![]);
         }
         let folder = folder.to_owned();
-        Ok(Results { folder, run, changed, form, columns, unknown, words, at, has_regions })
+        Ok(PredictionResults { folder, run, changed, form, columns, unknown, words, at, has_regions })
     }
 
     /// Calls `see` for every record, in order.
-    pub fn records(&mut self, mut see: impl FnMut(&Row)) -> Result<(), DataError> {
+    pub fn records(&mut self, mut see: impl FnMut(&RecordValues)) -> Result<(), DataError> {
         let mut table = self.predictions()?;
         let mut regions = RegionReader::open(&self.folder, RegionFacts::of_run(&self.run))?;
         let mut values = vec![f64::NAN; self.columns.len()];
@@ -196,13 +183,13 @@ impl Results {
             if let Some(place) = at.regions {
                 values[place] = found.len() as f64;
             }
-            see(&Row { ordinal, name: &name, values: &values, regions: &found });
+            see(&RecordValues { ordinal, name: &name, values: &values, regions: &found });
             ordinal += 1;
         }
         if let Some(regions) = &mut regions {
             regions.expect_end()?;
         }
-        self.agree(&table, ordinal, &self.run["counts"]["records"])
+        check_row_count(&table, ordinal, &self.run["counts"]["records"])
     }
 
     /// Calls `see` for every row of the table of viruses and proviruses, in order, with its name, kind, start, end, length, ends
@@ -214,17 +201,16 @@ impl Results {
         }
         let columns = ["seq_name", "kind", "start", "end", "length", "reaches", "virus_score", "fdr"];
         let mut table = TableReader::open(&path, &columns)?;
-        let mut row = |cells: [&str; 8]| {
+        while let Some(()) = table.next(|cells: [&str; 8]| {
             see(cells);
             Ok(())
-        };
-        while table.next(&mut row)?.is_some() {}
+        })? {}
         Ok(())
     }
 
     /// Calls `see` for every window, in order, with the row number of its record and the number of windows of the
     /// record. Returns false if there is no table of windows.
-    pub fn windows(&self, mut see: impl FnMut(u64, u64, Window)) -> Result<bool, DataError> {
+    pub fn windows(&self, mut see: impl FnMut(u64, u64, WindowScore)) -> Result<bool, DataError> {
         let path = self.folder.join(WINDOWS);
         if !path.exists() {
             return Ok(false);
@@ -232,17 +218,16 @@ impl Results {
         let mut records =
             TableReader::open(&self.folder.join(PREDICTIONS), &["seq_name", "length", "n_windows"])?;
         let scores: &[&str] = match self.form {
-            Form::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
-            Form::Caller => &["seq_name", "start", "end", "virus_score"],
+            TableForm::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
+            TableForm::Caller => &["seq_name", "start", "end", "virus_score"],
         };
         let mut windows = TableReader::open(&path, scores)?;
         let mut ordinal = 0;
         let mut count = 0;
         let paired = self.is_paired();
-        let record = |[name, length, windows]: [&str; 3]| {
+        while let Some((name, length, number)) = records.next(|[name, length, windows]| {
             Ok((name.to_owned(), whole("length", length)?, whole("n_windows", windows)?))
-        };
-        while let Some((name, length, number)) = records.next(record)? {
+        })? {
             for _ in 0..number {
                 let row = windows.next_row(|cells| window(&name, length, paired, cells))?;
                 see(ordinal, number, row.ok_or_else(|| windows.ends_early())?);
@@ -251,7 +236,7 @@ impl Results {
             ordinal += 1;
         }
         windows.expect_end()?;
-        self.agree(&windows, count, &self.run["counts"]["windows"])?;
+        check_row_count(&windows, count, &self.run["counts"]["windows"])?;
         Ok(true)
     }
 
@@ -262,11 +247,10 @@ impl Results {
             return Ok(());
         }
         let mut table = TableReader::open(&path, &["seq_name", "kind", "detail", "action"])?;
-        let mut row = |cells: [&str; 4]| {
+        while let Some(()) = table.next(|cells: [&str; 4]| {
             see(cells);
             Ok(())
-        };
-        while table.next(&mut row)?.is_some() {}
+        })? {}
         Ok(())
     }
 
@@ -281,28 +265,48 @@ impl Results {
         let keys: Vec<&str> = self.columns.iter().map(|column| column.key.as_str()).collect();
         TableReader::open(&path, keys.strip_suffix(&[REGION_COUNT]).unwrap_or(&keys))
     }
+}
 
-    /// Checks the number of rows of a table, which detects truncation between two rows.
-    fn agree(&self, table: &TableReader, found: u64, said: &Value) -> Result<(), DataError> {
-        match said.as_u64() {
-            Some(said) if said != found => Err(table.error(format!(
-                "{found} rows, {RUN_RECORD} says {said}; the table is incomplete or belongs to another run"
-            ))),
-            _ => Ok(()),
-        }
+/// Checks the number of rows of a table, which detects truncation between two rows.
+fn check_row_count(table: &TableReader, found: u64, expected: &Value) -> Result<(), DataError> {
+    match expected.as_u64() {
+        Some(expected) if expected != found => Err(table.error(format!(
+            "{found} rows, {RUN_RECORD} says {expected}; the table is incomplete or belongs to another run"
+        ))),
+        _ => Ok(()),
     }
 }
 
+/// Parses a run record; `Err` names the missing key.
+fn parse_run_record(text: &str) -> Result<Value, &'static str> {
+    let run: Value = serde_json::from_str(text).map_err(|_| "JSON")?;
+    run["plimsoll"].as_str().ok_or("`plimsoll`")?;
+    run["inputs"].as_array().ok_or("`inputs`")?;
+    run["counts"]["records"].as_u64().ok_or("`counts.records`")?;
+    Ok(run)
+}
+
+/// Index of the column named `key`.
+fn column_position(columns: &[ResultColumn], key: &str) -> Option<usize> {
+    columns.iter().position(|column| column.key == key)
+}
+
+/// Index of a column that every table has.
+fn required_column(columns: &[ResultColumn], key: &str, table: &TableReader) -> Result<usize, DataError> {
+    let text = format!("there is no column `{key}`: this is not a table of {}", Command::Predict);
+    column_position(columns, key).ok_or_else(|| table.error(text))
+}
+
 /// Parses the cell of a record.
-fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) -> Result<f64, String> {
+fn value(column: &ResultColumn, cell: &str, words: &mut Vec<String>, is_call: bool) -> Result<f64, String> {
     match column.kind {
-        Kind::Name => Ok(f64::NAN),
-        Kind::Count if cell == "NA" => Ok(f64::NAN),
-        Kind::Count => Ok(whole(&column.key, cell)? as f64),
-        Kind::Share => share_or_nan(&column.key, cell),
+        ColumnKind::Name => Ok(f64::NAN),
+        ColumnKind::Count if cell == "NA" => Ok(f64::NAN),
+        ColumnKind::Count => Ok(whole(&column.key, cell)? as f64),
+        ColumnKind::Share => share_or_nan(&column.key, cell),
         // An empty reason is no reason.
-        Kind::Word if cell == "NA" || cell.is_empty() => Ok(f64::NAN),
-        Kind::Word => match words.iter().position(|word| word == cell) {
+        ColumnKind::Word if cell == "NA" || cell.is_empty() => Ok(f64::NAN),
+        ColumnKind::Word => match words.iter().position(|word| word == cell) {
             Some(place) => Ok(place as f64),
             None if is_call => Err(format!(
                 "{} is `{}`, expected virus, other, no_call, skipped or untrained",
@@ -322,7 +326,7 @@ fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) ->
 
 /// Parses a window of the record `name` of `length` bases: name, first and last base, and either its score, or its
 /// scores of "other" and "virus".
-fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Window, String> {
+fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<WindowScore, String> {
     if !is_of(cells[0], name, paired) {
         let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
         return Err(format!("{text}; the tables are incomplete or belong to different runs"));
@@ -344,7 +348,7 @@ fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Windo
         }
         _ => share_or_nan("virus_score", cells[3])?,
     };
-    Ok(Window { start, end, score, of_a_mate: cells[0] != name })
+    Ok(WindowScore { start, end, score, of_a_mate: cells[0] != name })
 }
 
 /// Parses a number from 0 to 1; NaN for `NA`.

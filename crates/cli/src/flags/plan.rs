@@ -12,7 +12,7 @@ use crate::error::{CliError, usage};
 use crate::terminal::{Terminal, Verbosity};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
-use plimsoll_report::timeline::Planned;
+use plimsoll_report::timeline::PlannedTimeline;
 use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, ModelPlanReport, Request};
@@ -236,7 +236,7 @@ impl Timelines {
     }
 
     /// Writes the files of the planned programs; `compared` is on the page only.
-    fn write(&self, planned: Vec<Planned>, compared: Option<Planned>) -> Result<(), CliError> {
+    fn write(&self, planned: Vec<PlannedTimeline>, compared: Option<PlannedTimeline>) -> Result<(), CliError> {
         let titled: Vec<_> = planned.iter().map(|plan| (plan.title.clone(), &plan.timeline)).collect();
         if let Some(path) = &self.memory_viz {
             timeline::write_memory_viz(path, &titled)?;
@@ -245,7 +245,7 @@ impl Timelines {
             timeline::write_trace(path, &titled)?;
         }
         if let Some(path) = &self.html {
-            let all: Vec<Planned> = planned.into_iter().chain(compared).collect();
+            let all: Vec<PlannedTimeline> = planned.into_iter().chain(compared).collect();
             plimsoll_report::timeline::write(path, &all)?;
         }
         Ok(())
@@ -412,9 +412,9 @@ impl Plan {
             _ => None,
         };
         if self.timeline.is_wanted() {
-            let planned = |model: &str, timeline| -> Result<Planned, CliError> {
+            let planned = |model: &str, timeline| -> Result<PlannedTimeline, CliError> {
                 let budget = Some(price::budget(&request)?.0);
-                Ok(Planned {
+                Ok(PlannedTimeline {
                     title: model.to_owned(),
                     timeline,
                     budget,
@@ -503,7 +503,7 @@ impl Plan {
         let planned = planned::plan(&request)?;
         if self.timeline.is_wanted() {
             let (budget, process) = (Some(planned.budget().0), planned.process().0);
-            let stage = |(title, timeline): (&str, timeline::Timeline)| Planned {
+            let stage = |(title, timeline): (&str, timeline::Timeline)| PlannedTimeline {
                 title: title.to_owned(),
                 timeline,
                 budget,
@@ -659,10 +659,10 @@ impl Plan {
         config: &TrainConfig,
         target: &Target,
         run: &PlannedRun,
-    ) -> Result<Planned, CliError> {
+    ) -> Result<PlannedTimeline, CliError> {
         let budget = Some(priced::budget(config, target)?.0);
         let process = run.process.lines().iter().map(|line| line.bytes.0).sum();
-        Ok(Planned { title, timeline: run.found.program.timeline(), budget, process, measured: None })
+        Ok(PlannedTimeline { title, timeline: run.found.program.timeline(), budget, process, measured: None })
     }
 
     /// Target of inference.

@@ -1,7 +1,7 @@
 //! Pages in Chromium: what they show after clicks equals what is computed from the tables here.
 
 use crate::browser::Browser;
-use plimsoll_report::{Options, report};
+use plimsoll_report::{ReportOptions, report};
 use plimsoll_testing::Folder;
 use serde_json::{Value, json};
 
@@ -65,7 +65,7 @@ fn folder_with_page(records: &[Record]) -> Folder {
     folder.write("run.json", run.to_string());
     let results = vec![folder.0.clone()];
     let output = folder.path("page.html");
-    report(&Options { results, output, title: None, force: false }).expect("a page");
+    report(&ReportOptions { results, output, title: None, force: false }).expect("a page");
     folder
 }
 
