@@ -19,7 +19,7 @@ use plimsoll_data::train::{
     Bounds, Counts, Dataset, Format, MaskRates, Objective, Pack, Settings, Shuffle, Split, TokenizerKind,
     Validation,
 };
-use plimsoll_data::translate::{Scratch, orfs};
+use plimsoll_data::translate::{OrfScratch, orfs};
 use plimsoll_data::window::record_windows;
 use tokenizers::{ModelWrapper, Tokenizer};
 
@@ -240,7 +240,7 @@ fn convert(input: &Path, folder: Option<&Path>) -> (usize, usize) {
     let names = ["chunked.fa", "nucleotide.fa", "protein.faa"];
     let mut outs = names.map(|name| (Vec::with_capacity(FLUSH + FLUSH / 4), folder.map(|f| create(f, name))));
     let mut record = Record::default();
-    let mut scratch = Scratch::default();
+    let mut scratch = OrfScratch::default();
     let mut name = String::new();
     let mut open = 0;
     let mut bytes = 0;

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::destination::Destination;
+use crate::destination::ResolvedPath;
 use crate::outputs::WrittenFile;
 use crate::{DataError, DataErrorKind};
 
@@ -26,7 +26,7 @@ pub struct AtomicFile {
     /// The path that the caller gave.
     target: PathBuf,
     /// The place of the target after all symbolic links.
-    destination: Destination,
+    destination: ResolvedPath,
     temporary: PathBuf,
     /// The open temporary file; `None` after the commit.
     file: Option<BufWriter<File>>,
@@ -50,21 +50,21 @@ impl AtomicFile {
         if target.file_name().is_none() {
             return Err(refuse(ErrorKind::InvalidInput.into()));
         }
-        let destination = Destination::of(target).map_err(refuse)?;
+        let destination = ResolvedPath::of(target).map_err(refuse)?;
         let beside = match &destination {
-            Destination::File(place) => {
+            ResolvedPath::File(place) => {
                 remove_leftovers(place);
                 place.clone()
             }
-            Destination::Stream(_) => std::env::temp_dir().join("plimsoll"),
-            Destination::Unsuitable => {
+            ResolvedPath::Stream(_) => std::env::temp_dir().join("plimsoll"),
+            ResolvedPath::Unsuitable => {
                 let what = "not a regular file; give the path of a regular file or of a new file".to_owned();
                 return Err(DataError::at(target, DataErrorKind::Malformed(what)));
             }
         };
         let replaces = match &destination {
-            Destination::File(place) => place.exists(),
-            Destination::Stream(_) | Destination::Unsuitable => true,
+            ResolvedPath::File(place) => place.exists(),
+            ResolvedPath::Stream(_) | ResolvedPath::Unsuitable => true,
         };
         let (temporary, file) = create_temporary(&beside).map_err(refuse)?;
         let file = Some(BufWriter::with_capacity(BUFFER, file));
@@ -91,7 +91,7 @@ impl AtomicFile {
             file.get_ref().metadata()
         };
         let facts = sync(self.open()).map_err(|e| self.error(e))?;
-        Ok(WrittenFile::of_metadata(&facts).filter(|_| matches!(self.destination, Destination::File(_))))
+        Ok(WrittenFile::of_metadata(&facts).filter(|_| matches!(self.destination, ResolvedPath::File(_))))
     }
 
     /// Converts an I/O error of [`Write`] to an error that names the target.
@@ -155,7 +155,7 @@ impl AtomicFile {
 
     fn try_commit(&mut self) -> io::Result<()> {
         match self.destination.clone() {
-            Destination::File(place) => {
+            ResolvedPath::File(place) => {
                 self.sync()?;
                 if self.replaces {
                     fs::rename(&self.temporary, &place)?
@@ -165,11 +165,11 @@ impl AtomicFile {
                 self.file = None;
                 sync_folder(&place)
             }
-            Destination::Stream(stream) => {
+            ResolvedPath::Stream(stream) => {
                 self.open().seek(SeekFrom::Start(0))?;
                 stream.write_all_of(self.open().get_mut())
             }
-            Destination::Unsuitable => Err(ErrorKind::InvalidInput.into()),
+            ResolvedPath::Unsuitable => Err(ErrorKind::InvalidInput.into()),
         }
     }
 

@@ -18,10 +18,10 @@ pub struct ForeignFormat {
 pub const ENOUGH: usize = 512;
 
 /// A row of [`FORMATS`]: a test of the first bytes, and the format.
-type Row = (fn(&[u8]) -> bool, &'static str, &'static str);
+type FormatTest = (fn(&[u8]) -> bool, &'static str, &'static str);
 
 /// Formats of binary data.
-const BINARY: &[Row] = &[
+const BINARY: &[FormatTest] = &[
     (|s| s.starts_with(b"BAM\x01"), "a BAM file", "convert it: samtools fasta FILE > FILE.fa"),
     (|s| s.starts_with(b"CRAM"), "a CRAM file", "convert it: samtools fasta FILE > FILE.fa"),
     (
@@ -80,7 +80,7 @@ const BINARY: &[Row] = &[
 ];
 
 /// Formats of text.
-const TEXT: &[Row] = &[
+const TEXT: &[FormatTest] = &[
     (is_sam, "a SAM file", "convert it: samtools fasta FILE > FILE.fa"),
     (
         |s| s.starts_with(b"LOCUS ") || s.starts_with(b"LOCUS\t"),
@@ -162,7 +162,7 @@ pub fn recognise(start: &[u8], outer: Option<Compression>) -> Option<ForeignForm
         };
         return Some(ForeignFormat { what: "a file that was compressed twice", advice, is_text: false });
     }
-    let of = |rows: &[Row], is_text| {
+    let of = |rows: &[FormatTest], is_text| {
         let row = rows.iter().find(|(test, _, _)| test(start));
         row.map(|&(_, what, advice)| ForeignFormat { what, advice, is_text })
     };

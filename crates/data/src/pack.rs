@@ -36,7 +36,7 @@ pub enum Order {
 
 /// The token sequences of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pack {
+pub struct TokenPack {
     /// The tokens of all sequences, end to end.
     pub tokens: Vec<i32>,
     /// Start and end of each sequence in `tokens`; each sequence starts where the one before ends.
@@ -45,7 +45,7 @@ pub struct Pack {
     pub owners: Vec<u64>,
 }
 
-impl Pack {
+impl TokenPack {
     /// Divides the pack into packs of at most `max_tokens` tokens and `max_sequences` sequences, in order. A sequence that is
     /// longer than `max_tokens` gets a pack of its own.
     pub fn divided(self, max_tokens: usize, max_sequences: usize) -> Vec<Self> {
@@ -110,16 +110,16 @@ pub struct Packer {
     order: Order,
     /// The tokens of the pending sequences, oldest first, without gaps.
     tokens: Vec<i32>,
-    pending: Vec<Pending>,
+    pending: Vec<PooledSequence>,
     /// Scratch of a selection: indices into `pending`, ascending by length.
     by_length: Vec<u32>,
-    free: Vec<Pack>,
+    free: Vec<TokenPack>,
     fill: Fill,
 }
 
 /// A sequence in the pool.
 #[derive(Clone, Copy)]
-struct Pending {
+struct PooledSequence {
     owner: u64,
     len: usize,
     chosen: bool,
@@ -157,13 +157,13 @@ impl Packer {
             return Err(DataError::new(DataErrorKind::TooLong { tokens: tokens.len(), bound }));
         }
         self.tokens.extend_from_slice(tokens);
-        self.pending.push(Pending { owner, len: tokens.len(), chosen: false });
+        self.pending.push(PooledSequence { owner, len: tokens.len(), chosen: false });
         Ok(())
     }
 
     /// Returns a pack if the pool holds enough sequences for a full one, or if `flush` says that the input has ended;
     /// otherwise, and if the pool is empty, `None`.
-    pub fn next_pack(&mut self, flush: bool) -> Option<Pack> {
+    pub fn next_pack(&mut self, flush: bool) -> Option<TokenPack> {
         let pool = match self.order {
             Order::ByLength => POOL,
             Order::Input => 1,
@@ -207,7 +207,7 @@ impl Packer {
     }
 
     /// Returns the buffers of a pack for reuse in a later pack.
-    pub fn recycle(&mut self, mut pack: Pack) {
+    pub fn recycle(&mut self, mut pack: TokenPack) {
         pack.tokens.clear();
         pack.spans.clear();
         pack.owners.clear();
@@ -254,7 +254,7 @@ impl Packer {
         let mut left = capacity;
         let mut end = by_length.len();
         let mut free = places;
-        let mut best = Finish::default();
+        let mut best = PackFinish::default();
         let mut taken: usize = 0;
         // `by_length` ascends: the longest are at the end, and `end` bounds the untaken ones that may still fit.
         while free > 0 && left > 0 && best.left(capacity) > 0 {
@@ -269,7 +269,7 @@ impl Packer {
                 let (last, sum) = best_finish(left, end, free, len);
                 let used = capacity - left + sum;
                 if used > best.used {
-                    best = Finish { used, greedy: taken, last };
+                    best = PackFinish { used, greedy: taken, last };
                 }
             }
             left -= len(end - 1);
@@ -281,7 +281,7 @@ impl Packer {
     }
 
     /// Repeats the greedy selection of [`Packer::choose_rest`] up to its best combination and marks the sequences.
-    fn mark(&mut self, capacity: usize, best: &Finish) {
+    fn mark(&mut self, capacity: usize, best: &PackFinish) {
         let mut left = capacity;
         let mut end = self.by_length.len();
         for _ in 0..best.greedy {
@@ -299,11 +299,11 @@ impl Packer {
     }
 
     /// Moves the chosen sequences, oldest first, from the pool into a pack, and closes the gaps in the pool.
-    fn take_chosen(&mut self) -> Pack {
-        let mut pack = self
-            .free
-            .pop()
-            .unwrap_or_else(|| Pack { tokens: Vec::with_capacity(self.max_tokens), ..Pack::default() });
+    fn take_chosen(&mut self) -> TokenPack {
+        let mut pack = self.free.pop().unwrap_or_else(|| TokenPack {
+            tokens: Vec::with_capacity(self.max_tokens),
+            ..TokenPack::default()
+        });
         let mut from = 0;
         let mut to = 0;
         for p in &self.pending {
@@ -326,13 +326,13 @@ impl Packer {
 
 /// A combination of sequences to fill a pack: the `greedy` longest that fit, then `last`, indices into `by_length`.
 #[derive(Default)]
-struct Finish {
+struct PackFinish {
     used: usize,
     greedy: usize,
     last: [Option<usize>; 2],
 }
 
-impl Finish {
+impl PackFinish {
     fn left(&self, capacity: usize) -> usize {
         capacity - self.used
     }

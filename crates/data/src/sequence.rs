@@ -29,7 +29,7 @@ use letters::{ByteClass, Dropped, LineCleaner};
 pub use listing::{ListedFile, Listing, SkipReason, SkippedEntry, stem};
 pub(crate) use listing::{ending, entries, without_compression};
 pub use notes::{InputNote, NoteKind};
-use source::Source;
+use source::LineSource;
 pub use stored::{Input, digests};
 use texts::Texts;
 
@@ -57,7 +57,7 @@ pub struct Reader {
     /// Files that are not opened yet, in order.
     waiting: VecDeque<PathBuf>,
     /// The file that is being read.
-    current: Option<Open>,
+    current: Option<OpenSequences>,
     /// Files that were read to their end.
     finished: Vec<Input>,
     /// Sum of the stored bytes of `finished`.
@@ -74,16 +74,16 @@ pub struct Reader {
     accept_texts: bool,
     /// Notes on files that were read to their end.
     notes: Vec<InputNote>,
-    /// Upper bounds on the records, for input whose [`Extent`] could not be measured beforehand.
-    most: Option<Extent>,
+    /// Upper bounds on the records, for input whose [`InputExtent`] could not be measured beforehand.
+    most: Option<InputExtent>,
     /// Records read so far.
     records: u64,
 }
 
 /// A sequence file that is being read.
-struct Open {
-    source: Source,
-    format: Format,
+struct OpenSequences {
+    source: LineSource,
+    format: SequenceFormat,
     /// The format of a file of texts, which has no `format`.
     texts: Option<Texts>,
     /// Line number of the title that was read last, from 1.
@@ -91,16 +91,16 @@ struct Open {
     /// Records so far.
     records: u64,
     /// White space and digits in sequence lines.
-    spacing: Tally,
+    spacing: DroppedBytes,
     /// Gaps in sequence lines.
-    gaps: Tally,
+    gaps: DroppedBytes,
     /// The preceding FASTQ record, if its quality line begins like a title.
     doubtful: Option<Doubtful>,
 }
 
 /// Bytes that were dropped from the records of a file.
 #[derive(Default)]
-struct Tally {
+struct DroppedBytes {
     bytes: u64,
     /// Number of records that had them.
     records: u64,
@@ -110,7 +110,7 @@ struct Tally {
     line: u64,
 }
 
-impl Tally {
+impl DroppedBytes {
     /// Adds the bytes that were dropped from the record `id`.
     fn add(&mut self, dropped: Dropped, id: &str) {
         if dropped.bytes == 0 {
@@ -140,17 +140,17 @@ struct Doubtful {
 
 /// How records are read.
 #[derive(Clone, Copy)]
-struct Rules<'a> {
+struct ReadRules<'a> {
     alphabet: Alphabet,
     /// Whether all bytes of sequence lines but white space are kept.
     keep_bytes: bool,
     keep_qualities: bool,
-    most: Option<&'a Extent>,
+    most: Option<&'a InputExtent>,
 }
 
 /// The format of a sequence file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum SequenceFormat {
     /// A title after `>`, then lines of letters.
     Fasta,
     /// A title after `@`, lines of letters, a line with `+`, lines of qualities.
@@ -159,7 +159,7 @@ pub enum Format {
 
 /// Checks the format of a file and the name of its first record, without holding the record in memory.
 pub fn look(path: &Path) -> Result<(), DataError> {
-    let mut open = Open::new(Source::open(path)?)?;
+    let mut open = OpenSequences::new(LineSource::open(path)?)?;
     let mut title = Vec::new();
     match open.measure(&mut title)? {
         Some(_) => open.name(&title, &mut String::new()),
@@ -169,7 +169,7 @@ pub fn look(path: &Path) -> Result<(), DataError> {
 
 /// Number and maximum sizes of the records of an input, measured without holding a record in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extent {
+pub struct InputExtent {
     /// Number of records.
     pub records: u64,
     /// Letters of the longest record.
@@ -185,14 +185,14 @@ pub struct Extent {
 /// Reads files to their ends and measures their records. A malformed file ends its own measurement without an
 /// error, since the reader of the records reports it later. `between` is called before every record; its error aborts
 /// the measurement.
-pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<Extent, E> {
-    let mut all = Extent::default();
+pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<InputExtent, E> {
+    let mut all = InputExtent::default();
     let mut title = Vec::new();
     for path in paths {
-        let Ok(mut open) = Source::open(path).and_then(Open::new) else { return Ok(all) };
+        let Ok(mut open) = LineSource::open(path).and_then(OpenSequences::new) else { return Ok(all) };
         loop {
             between()?;
-            let Ok(Some(Measured { letters, title_bytes })) = open.measure(&mut title) else { break };
+            let Ok(Some(MeasuredRecord { letters, title_bytes })) = open.measure(&mut title) else { break };
             all.longest_title = all.longest_title.max(title_bytes);
             let name = title.split(|&b| is_blank(b)).find(|word| !word.is_empty()).unwrap_or_default();
             let name = &name[..name.len().min(LONGEST_NAME)];
@@ -226,11 +226,11 @@ impl Reader {
 
     /// Creates a reader over the bytes of `read`; `name` replaces the path in errors.
     pub fn from_read(name: impl AsRef<Path>, read: impl Read + Send + 'static) -> Result<Self, DataError> {
-        let open = Open::new(Source::new(name.as_ref(), Box::new(read))?)?;
+        let open = OpenSequences::new(LineSource::new(name.as_ref(), Box::new(read))?)?;
         Ok(Self::over(VecDeque::new(), Some(open), None))
     }
 
-    fn over(waiting: VecDeque<PathBuf>, current: Option<Open>, total_bytes: Option<u64>) -> Self {
+    fn over(waiting: VecDeque<PathBuf>, current: Option<OpenSequences>, total_bytes: Option<u64>) -> Self {
         let finished = Vec::new();
         let title = Vec::new();
         Reader {
@@ -252,7 +252,7 @@ impl Reader {
 
     /// Makes a record beyond the bounds `most` an error before it is held in memory. For pipes, whose records cannot be
     /// measured before memory is planned.
-    pub fn hold_to(&mut self, most: Extent) {
+    pub fn hold_to(&mut self, most: InputExtent) {
         self.most = Some(most);
     }
 
@@ -286,7 +286,7 @@ impl Reader {
     }
 
     /// Returns the format of the file of the last record; `None` when no file is open, as for [`Reader::position`].
-    pub fn format(&self) -> Option<Format> {
+    pub fn format(&self) -> Option<SequenceFormat> {
         self.current.as_ref().map(|open| open.format)
     }
 
@@ -334,7 +334,7 @@ impl Reader {
     /// Reads the next record, opening the next file where one ends; false after the last file.
     fn advance(&mut self, record: &mut Record) -> Result<bool, DataError> {
         loop {
-            let rules = Rules {
+            let rules = ReadRules {
                 alphabet: self.alphabet,
                 keep_bytes: self.keep_bytes,
                 keep_qualities: self.keep_qualities,
@@ -357,28 +357,28 @@ impl Reader {
                 self.finished.push(input);
             }
             let Some(path) = self.waiting.pop_front() else { return Ok(false) };
-            let source = Source::open(&path)?;
+            let source = LineSource::open(&path)?;
             let texts = Texts::of(&path).filter(|_| self.accept_texts);
             self.current = Some(match texts {
-                Some(texts) => Open::texts(source, texts)?,
-                None => Open::new(source)?,
+                Some(texts) => OpenSequences::texts(source, texts)?,
+                None => OpenSequences::new(source)?,
             });
         }
     }
 }
 
-impl Open {
+impl OpenSequences {
     /// Detects the format by the first non-blank byte.
-    fn new(mut source: Source) -> Result<Self, DataError> {
+    fn new(mut source: LineSource) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
         // Before white space is skipped: the signature of gzip begins with a byte that counts as white space.
         if source.peek()?.is_some_and(|first| !matches!(first, b'>' | b'@' | b' ' | b'\t' | b'\n' | b'\r')) {
             source.refuse_foreign(false)?;
         }
         let format = match source.skip_blank()? {
-            None => Format::Fasta,
-            Some(b'>') if source.ahead(4)?.get(1) != Some(&0) => Format::Fasta,
-            Some(b'@') if foreign::recognise(source.ahead(8)?, None).is_none() => Format::Fastq,
+            None => SequenceFormat::Fasta,
+            Some(b'>') if source.ahead(4)?.get(1) != Some(&0) => SequenceFormat::Fasta,
+            Some(b'@') if foreign::recognise(source.ahead(8)?, None).is_none() => SequenceFormat::Fastq,
             Some(first) => {
                 source.refuse_foreign(false)?;
                 return Err(source.error(DataErrorKind::NotSequences { first }));
@@ -388,21 +388,21 @@ impl Open {
     }
 
     /// Opens a file of texts.
-    fn texts(mut source: Source, texts: Texts) -> Result<Self, DataError> {
+    fn texts(mut source: LineSource, texts: Texts) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
-        Ok(Self::with(source, Format::Fasta, Some(texts)))
+        Ok(Self::with(source, SequenceFormat::Fasta, Some(texts)))
     }
 
-    fn with(source: Source, format: Format, texts: Option<Texts>) -> Self {
-        Open {
+    fn with(source: LineSource, format: SequenceFormat, texts: Option<Texts>) -> Self {
+        OpenSequences {
             line: source.line(),
             source,
             format,
             texts,
             records: 0,
-            spacing: Tally::default(),
-            gaps: Tally::default(),
+            spacing: DroppedBytes::default(),
+            gaps: DroppedBytes::default(),
             doubtful: None,
         }
     }
@@ -424,7 +424,12 @@ impl Open {
     }
 
     /// Reads the next record of this file; false at the end of the file.
-    fn read(&mut self, record: &mut Record, title: &mut Vec<u8>, rules: Rules<'_>) -> Result<bool, DataError> {
+    fn read(
+        &mut self,
+        record: &mut Record,
+        title: &mut Vec<u8>,
+        rules: ReadRules<'_>,
+    ) -> Result<bool, DataError> {
         let [letters, named, titled] = rules.most.map_or([usize::MAX; 3], |most| {
             [most.longest, most.longest_name, most.longest_title]
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
@@ -439,7 +444,7 @@ impl Open {
             return self.is_bounded(record, letters, named).map(|()| true);
         }
         let Some(first) = self.source.skip_blank()? else { return Ok(false) };
-        if self.format == Format::Fastq && first != b'@' {
+        if self.format == SequenceFormat::Fastq && first != b'@' {
             return Err(self.no_title(first));
         }
         self.line = self.source.line();
@@ -453,13 +458,13 @@ impl Open {
         self.name(title, &mut record.id)?;
         self.is_bounded(record, usize::MAX, named)?;
         record.description.extend_from_slice(after_first_word(title));
-        let mut cleaner = LineCleaner::new(rules.alphabet, self.format == Format::Fastq);
+        let mut cleaner = LineCleaner::new(rules.alphabet, self.format == SequenceFormat::Fastq);
         if rules.keep_bytes {
             cleaner.keep_all();
         }
         match self.format {
-            Format::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
-            Format::Fastq => {
+            SequenceFormat::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
+            SequenceFormat::Fastq => {
                 let sizes = FastqSizes { keep_qualities: rules.keep_qualities, most: letters };
                 self.fastq_sequence(record, &mut cleaner, title, sizes)
                     .map_err(|e| e.with_id(record.id.as_str()))?;
@@ -510,7 +515,7 @@ impl Open {
 
     /// Measures the next record without storing it and puts its title into `title`, at most `2 * LONGEST_NAME` bytes of
     /// it; `None` at the end of the file.
-    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<Measured>, DataError> {
+    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<MeasuredRecord>, DataError> {
         if self.source.skip_blank()?.is_none() {
             return Ok(None);
         }
@@ -524,7 +529,7 @@ impl Open {
         })?;
         let mut letters = 0;
         let mut characters = 0;
-        let end = if self.format == Format::Fasta { b'>' } else { b'+' };
+        let end = if self.format == SequenceFormat::Fasta { b'>' } else { b'+' };
         let is_kept = |byte: &&u8| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids);
         while self.source.peek()?.is_some_and(|first| first != end) {
             self.source.line_pieces(|piece| {
@@ -532,7 +537,7 @@ impl Open {
                 characters += piece.iter().filter(|&&b| !is_blank(b)).count() as u64;
             })?;
         }
-        if self.format == Format::Fastq && self.source.peek()?.is_some() {
+        if self.format == SequenceFormat::Fastq && self.source.peek()?.is_some() {
             self.source.line_pieces(|_| {})?;
             let mut quality = 0;
             while quality < characters && self.source.peek()?.is_some() {
@@ -541,8 +546,8 @@ impl Open {
             }
         }
         // A FASTQ record holds its digits and gaps until its qualities are read.
-        let letters = if self.format == Format::Fastq { characters } else { letters };
-        Ok(Some(Measured { letters, title_bytes }))
+        let letters = if self.format == SequenceFormat::Fastq { characters } else { letters };
+        Ok(Some(MeasuredRecord { letters, title_bytes }))
     }
 
     /// Appends the first word of `title` to `id`.
@@ -612,7 +617,7 @@ impl Open {
         })?;
         let Some(bad) = cleaner.bad() else { return Ok(()) };
         self.source.check_rest()?;
-        let what = bad.complaint(self.format == Format::Fastq, cleaner.alphabet());
+        let what = bad.complaint(self.format == SequenceFormat::Fastq, cleaner.alphabet());
         let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line);
         Err(error.with_id(record.id.as_str()))
     }
@@ -725,7 +730,7 @@ struct FastqSizes {
 }
 
 /// Sizes of a record that was skipped, in bytes.
-struct Measured {
+struct MeasuredRecord {
     letters: u64,
     title_bytes: u64,
 }

@@ -1,6 +1,6 @@
 //! Six-frame translation, as in VirNucPro. Invariant: the open reading frames (ORFs) of a window are emitted in the
 //! order F1 F2 F3 R1 R2 R3, in upper case, each without a stop codon and with at least one residue, and nothing is
-//! allocated after the [`Scratch`] has grown to the longest window.
+//! allocated after the [`OrfScratch`] has grown to the longest window.
 //!
 //! Three unusual rules follow VirNucPro, because its models were trained on the resulting sequences: a codon with a
 //! character other than A, C, G, T is dropped rather than translated to `X`; the reverse complement leaves such
@@ -106,7 +106,7 @@ pub struct Orf<'a> {
 
 /// Buffers of [`orfs`], reused for all windows; they hold less than five bytes per base of the longest window.
 #[derive(Debug, Default)]
-pub struct Scratch {
+pub struct OrfScratch {
     /// Code of each base: two bits, or [`OTHER`]. Two [`OTHER`] follow, so that a codon starts at every base.
     bases: Vec<u8>,
     /// The codon that starts at each base of the forward strand: six bits, with the bit [`OTHER`] if it is to be
@@ -127,10 +127,10 @@ pub struct Scratch {
 ///
 /// The bases are encoded once, and the stop codons of all six frames are searched in that encoding with SIMD. Only
 /// frames without a stop codon are translated, and only the strands of such frames are built.
-pub fn orfs(window: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
+pub fn orfs(window: &[u8], scratch: &mut OrfScratch, mut f: impl FnMut(Orf<'_>)) {
     scratch.code(window);
     let stops = stops(&scratch.codons);
-    let Scratch { codons, dropped, protein, forward, reverse, .. } = scratch;
+    let OrfScratch { codons, dropped, protein, forward, reverse, .. } = scratch;
     forward.clear();
     reverse.clear();
     for frame in Frame::ALL {
@@ -152,7 +152,7 @@ pub fn orfs(window: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
     }
 }
 
-impl Scratch {
+impl OrfScratch {
     /// Sets `bases`, `codons` and `dropped` from `window`. The loops have no branches, so that the compiler vectorizes
     /// them.
     fn code(&mut self, window: &[u8]) {
@@ -281,7 +281,7 @@ mod tests {
     /// Compares the ORFs of `window` with `expected`, a list of "frame protein/nucleotide".
     fn check(window: &str, expected: &str) {
         let mut found = Vec::new();
-        orfs(window.as_bytes(), &mut Scratch::default(), |o| {
+        orfs(window.as_bytes(), &mut OrfScratch::default(), |o| {
             let text = |b: &[u8]| String::from_utf8(b.to_vec()).unwrap();
             found.push(format!("{} {}/{}", o.frame.name(), text(o.protein), text(o.nucleotide)));
         });
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn a_dropped_codon_shortens_the_slice() {
         let mut found = None;
-        orfs(b"ATGNNNGCC", &mut Scratch::default(), |o| {
+        orfs(b"ATGNNNGCC", &mut OrfScratch::default(), |o| {
             if o.frame == Frame::F1 {
                 found = Some((o.protein.to_vec(), o.nucleotide.to_vec()));
             }
@@ -350,7 +350,7 @@ mod tests {
         found
     }
 
-    fn check_by_the_letter(window: &[u8], scratch: &mut Scratch) {
+    fn check_by_the_letter(window: &[u8], scratch: &mut OrfScratch) {
         let mut found = Vec::new();
         orfs(window, scratch, |o| found.push((o.frame, o.nucleotide.to_vec(), o.protein.to_vec())));
         assert_eq!(found, by_the_letter(window), "{}", window.escape_ascii());
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_what_the_definition_says() {
-        let mut scratch = Scratch::default();
+        let mut scratch = OrfScratch::default();
         for byte in 0..=255 {
             check_by_the_letter(&[byte, b'C', b'A', byte, byte, b'g', b'C', byte], &mut scratch);
             check_by_the_letter(&[byte; 10], &mut scratch);
@@ -367,7 +367,7 @@ mod tests {
 
     #[test]
     fn every_codon_on_every_frame() {
-        let mut scratch = Scratch::default();
+        let mut scratch = OrfScratch::default();
         let bases = b"ACGTN";
         for code in 0..125 {
             let codon = [code / 25, code / 5 % 5, code % 5].map(|i| bases[i]);
@@ -385,7 +385,7 @@ mod tests {
             windows in prop::collection::vec(prop::collection::vec(
                 prop::sample::select(b"AACCCCGGGGTTACGTACGTacgtNRU-".to_vec()), 0..120), 1..4),
         ) {
-            let mut scratch = Scratch::default();
+            let mut scratch = OrfScratch::default();
             windows.iter().for_each(|window| check_by_the_letter(window, &mut scratch));
         }
     }

@@ -7,7 +7,7 @@ use plimsoll_data::alphabet::{Alphabet, is_nucleotides, unknown_refusal};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, is_name, written};
-use plimsoll_data::sequence::{Extent, Input, InputNote, Reader, Record};
+use plimsoll_data::sequence::{Input, InputExtent, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
 use plimsoll_runtime::ordered::{Feed, Results, Worker, start};
@@ -236,7 +236,7 @@ impl InputPipeline {
         per_input: bool,
         tokenizer: Tokenizer,
         limits: Limits,
-        most: Option<Extent>,
+        most: Option<InputExtent>,
         mut naming: Naming,
     ) -> Result<Self, RuntimeError> {
         let mut reader = Reader::open(inputs)?;

@@ -25,7 +25,7 @@ pub use in_memory::embed_sequences;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 pub use plimsoll_data::rows::ValueType;
-use plimsoll_data::sequence::{Extent, Input, Listing, Reader};
+use plimsoll_data::sequence::{Input, InputExtent, Listing, Reader};
 use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
 use engine::{Engine, Rows};
@@ -384,7 +384,7 @@ fn run<R: FileRows>(
         // read, which bounds the length of a record.
         let waiting = 8 * most.longest / (batches(options) * LETTER);
         let longest = if limits.letters.is_some() { most.longest } else { most.longest.min(waiting) };
-        Extent { records, longest, ..most }
+        InputExtent { records, longest, ..most }
     });
     if let Some(most) = &most {
         (measured.letters, measured.name) = (most.longest, most.longest_name);
@@ -576,7 +576,7 @@ fn open(
     options: &Options,
     model: &dyn SessionModel,
     limits: Limits,
-    most: Option<Extent>,
+    most: Option<InputExtent>,
     naming: Naming,
 ) -> Result<InputPipeline, RuntimeError> {
     let per_input = match options.output {
@@ -611,7 +611,7 @@ struct Measured {
     /// Bytes of the longest name.
     name: u64,
     /// Limits on the records of a pipe, from the memory budget.
-    most: Option<Extent>,
+    most: Option<InputExtent>,
     /// The files with their digests; `None` for a pipe.
     inputs: Option<Vec<Input>>,
     /// Sizes of the names of each result.

@@ -7,10 +7,11 @@ use super::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use super::states::LayerSelection;
 use super::{Destination, EmbedError, Format, Pool};
 use plimsoll_data::atomic::{AtomicFile, commit_together};
-use plimsoll_data::destination::Destination as Place;
+use plimsoll_data::destination::ResolvedPath as Place;
 use plimsoll_data::outputs::OutputGuard;
 use plimsoll_data::rows::{
-    Layout, NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsWriter, TableLayout, ValueType,
+    NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsLayout, SafetensorsWriter, TableLayout,
+    ValueType,
 };
 use plimsoll_data::sequence::stem;
 use plimsoll_data::{DataError, DataErrorKind};
@@ -390,8 +391,8 @@ impl Sink {
             }
             Format::Safetensors => {
                 let writer = match schema.states.safetensors() {
-                    Layout::Matrix => SafetensorsWriter::matrix(path, &row)?,
-                    Layout::TensorPerId => SafetensorsWriter::tensor_per_id(path, &row)?,
+                    SafetensorsLayout::Matrix => SafetensorsWriter::matrix(path, &row)?,
+                    SafetensorsLayout::TensorPerId => SafetensorsWriter::tensor_per_id(path, &row)?,
                 };
                 SinkWriter::Safetensors(Box::new(writer.with_values(schema.values)))
             }

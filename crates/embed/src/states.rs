@@ -3,7 +3,7 @@
 
 use super::Pool;
 use crate::EmbedError;
-use plimsoll_data::rows::Layout;
+use plimsoll_data::rows::SafetensorsLayout;
 use plimsoll_models::Output;
 
 /// The requested layers and their pooling.
@@ -58,10 +58,10 @@ impl LayerSelection {
     }
 
     /// Which tensors a safetensors file has.
-    pub(super) fn safetensors(&self) -> Layout {
+    pub(super) fn safetensors(&self) -> SafetensorsLayout {
         match self.pool {
-            Pool::Mean | Pool::Cls | Pool::Last => Layout::Matrix,
-            Pool::Tokens => Layout::TensorPerId,
+            Pool::Mean | Pool::Cls | Pool::Last => SafetensorsLayout::Matrix,
+            Pool::Tokens => SafetensorsLayout::TensorPerId,
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::hub::CONFIG;
 use crate::report::path_text;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;
-use plimsoll_data::weights::{FOLDER_FILES, HubEnv, ObjectKind, Value, Weights, read_pt_object};
+use plimsoll_data::weights::{FOLDER_FILES, HubEnv, ObjectKind, PickleValue, Weights, read_pt_object};
 use plimsoll_models::{Encoder, Esm2Config, KNOWN, TrainingTask, known};
 use serde::Serialize;
 use std::fs;
@@ -174,7 +174,7 @@ fn stated(file: &Path) -> Result<Option<Sizes>, RuntimeError> {
 }
 
 /// Returns an entry of a dict or an attribute of a Namespace.
-fn member<'a>(value: Value<'a>, name: &str) -> Option<Value<'a>> {
+fn member<'a>(value: PickleValue<'a>, name: &str) -> Option<PickleValue<'a>> {
     value.get(name).or_else(|| value.attribute(name))
 }
 

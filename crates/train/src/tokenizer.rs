@@ -29,7 +29,7 @@ const ROLES: [(&str, &str); 5] = [
 /// Whether a language model reads its data with the tokenizer of `model.from`.
 pub fn reads_own(config: &TrainConfig) -> bool {
     // A format that is not known is reported where the data are opened; a plan without data needs no tokenizer.
-    let is_text = |format| !matches!(format, plimsoll_data::train::Format::Ids { .. });
+    let is_text = |format| !matches!(format, plimsoll_data::train::DatasetFormat::Ids { .. });
     is_language_model(config) && config.data.tokenizer == "auto" && feed::format(config).is_ok_and(is_text)
 }
 

@@ -8,7 +8,7 @@ use crate::pipeline::queues::HostWork;
 pub use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::shape::{HEAD_ROWS, Shape};
 use crate::pipeline::stage::PredictStage;
-use plimsoll_data::sequence::{Extent, extent};
+use plimsoll_data::sequence::{InputExtent, extent};
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Precision, Program, Staging, Target, plan_seconds};
@@ -192,7 +192,7 @@ pub fn plan(request: &Request) -> Result<Planned, VirusError> {
     let budget = settings.read_budget()?;
     let process = || Process::of(settings);
     let measure = || {
-        let assumed = Extent {
+        let assumed = InputExtent {
             records: RECORDS,
             longest: request.read_length,
             longest_name: NAME,
@@ -243,7 +243,7 @@ pub(crate) fn hosts(
     work: HostWork<'_>,
     budget: &Budget,
     process: impl Fn() -> Option<Process>,
-    measure: impl FnOnce() -> Result<Extent, RuntimeError>,
+    measure: impl FnOnce() -> Result<InputExtent, RuntimeError>,
 ) -> Result<Vec<(QueueSizes, Vec<Staging>)>, RuntimeError> {
     if process().is_none() {
         return Ok(vec![(QueueSizes::USUAL, vec![])]);

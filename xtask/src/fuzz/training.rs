@@ -12,8 +12,8 @@ use plimsoll_data::train::crops::{
 };
 use plimsoll_data::train::rows::{RowGroupPart, RowPack, RowSet, RowSettings};
 use plimsoll_data::train::{
-    Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Objective, Pack, Settings, Shuffle, Split,
-    TextDocuments, TokenizerKind, Validation,
+    BytePairs, Classes, Dataset, DatasetFormat as Kind, DatasetSettings, IdWidth, Objective, PackLimits,
+    Shuffle, Split, TextDocuments, TokenizerKind, TrainingPack, Validation,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -191,14 +191,14 @@ fn npzs() -> Vec<Vec<u8>> {
     [ValueType::F32, ValueType::F16].map(archive).to_vec()
 }
 
-fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> Settings {
-    Settings {
+fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> DatasetSettings {
+    DatasetSettings {
         train: vec![path.to_owned()],
         validation: Validation::None,
         format,
         tokens,
         task: Objective::Causal,
-        bounds: Bounds { tokens: 64, sequences: 8, longest: 20 },
+        bounds: PackLimits { tokens: 64, sequences: 8, longest: 20 },
         seed: 1,
         shuffle: Shuffle { documents: 3, bytes: 100 },
         longest_document: LONGEST,
@@ -230,7 +230,7 @@ fn check_ids(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 fn check(
     path: &Path,
     bytes: &[u8],
-    settings: Settings,
+    settings: DatasetSettings,
     targets: fn(u64, u64) -> u64,
 ) -> Result<CaseResult, String> {
     let vocab = match settings.tokens {
@@ -256,7 +256,7 @@ fn check(
 /// Number of targets of an epoch. The outer error is a refusal of the data, the inner error a finding.
 fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError> {
     let mut stream = data.stream(Split::Train, &data.start())?;
-    let mut pack = Pack::default();
+    let mut pack = TrainingPack::default();
     while stream.fill(&mut pack)? {
         let known = |&id: &i32| usize::try_from(id).is_ok_and(|id| id < vocab);
         if !pack.ids.iter().chain(&pack.targets).all(known) {
@@ -340,7 +340,7 @@ fn check_crops(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         strict: false,
         validation: Some(ValidationCrops { crops: 3, lengths: vec![20] }),
         seed: 1,
-        bounds: Bounds { tokens: 400, sequences: 5, longest: 20 },
+        bounds: PackLimits { tokens: 400, sequences: 5, longest: 20 },
         workers: 1,
         prefetch: 1,
     };

@@ -187,7 +187,7 @@ fn what_is_left_is_cut_evenly() {
             (owner, sum) = (owner + 1, sum + tokens.len());
         }
         packer.cut(parts);
-        let packs: Vec<Pack> = std::iter::from_fn(|| packer.next_pack(true)).collect();
+        let packs: Vec<TokenPack> = std::iter::from_fn(|| packer.next_pack(true)).collect();
         let sizes: Vec<usize> = packs.iter().map(|pack| pack.tokens.len()).collect();
         assert_eq!(sizes.iter().sum::<usize>(), sum);
         if left >= 20 * parts {
@@ -206,7 +206,7 @@ fn what_is_left_is_cut_evenly() {
 #[test]
 fn a_pack_is_divided_in_order() {
     let lengths = [3, 5, 2, 2, 9, 1, 1, 1];
-    let mut pack = Pack::default();
+    let mut pack = TokenPack::default();
     for (owner, &length) in (0..).zip(&lengths) {
         let start = pack.tokens.len() as i32;
         pack.tokens.extend((0..length).map(|at| 100 * owner + at));

@@ -240,21 +240,21 @@ impl Archive {
 }
 
 /// A record of the spool.
-struct Record {
+struct SpoolRecord {
     name: String,
     length: u64,
     rows: u64,
 }
 
 /// Reads the spool.
-struct Records<'a> {
+struct SpoolRecords<'a> {
     left: u64,
     spool: BufReader<&'a mut std::fs::File>,
     name: Vec<u8>,
 }
 
-impl Records<'_> {
-    fn next(&mut self) -> std::io::Result<Option<Record>> {
+impl SpoolRecords<'_> {
+    fn next(&mut self) -> std::io::Result<Option<SpoolRecord>> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -268,28 +268,28 @@ impl Records<'_> {
         let rows = number()?;
         self.name.resize(bytes as usize, 0);
         self.spool.read_exact(&mut self.name)?;
-        Ok(Some(Record { name: String::from_utf8_lossy(&self.name).into_owned(), length, rows }))
+        Ok(Some(SpoolRecord { name: String::from_utf8_lossy(&self.name).into_owned(), length, rows }))
     }
 }
 
 /// Bytes of an array of elements, which are made as they are read.
 struct Elements<'a, F> {
-    records: Records<'a>,
+    records: SpoolRecords<'a>,
     element: F,
     /// Bytes that are read next, from `at` on: first the header, then one element after the other.
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl<'a, F: FnMut(&Record, &mut Vec<u8>)> Elements<'a, F> {
+impl<'a, F: FnMut(&SpoolRecord, &mut Vec<u8>)> Elements<'a, F> {
     /// An array with an element for each of the `names` records of the spool, which `element` appends to an empty vector.
     fn new(spool: &'a mut AtomicFile, names: u64, header: Vec<u8>, element: F) -> Result<Self, DataError> {
-        let records = Records { left: names, spool: spool.read_back()?, name: vec![] };
+        let records = SpoolRecords { left: names, spool: spool.read_back()?, name: vec![] };
         Ok(Self { records, element, bytes: header, at: 0 })
     }
 }
 
-impl<F: FnMut(&Record, &mut Vec<u8>)> Read for Elements<'_, F> {
+impl<F: FnMut(&SpoolRecord, &mut Vec<u8>)> Read for Elements<'_, F> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         while self.at == self.bytes.len() {
             self.at = 0;

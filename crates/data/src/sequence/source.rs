@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::decode::Body;
-use super::stored::{Input, Stored, is_stdin};
+use super::stored::{HashedReader, Input, is_stdin};
 use crate::{DataError, DataErrorKind, foreign};
 
 /// Size of the buffer of decoded bytes.
@@ -16,7 +16,7 @@ const BUFFER: usize = 256 << 10;
 const MOST_CHECKED: usize = 256 << 20;
 
 /// An open input file, read as lines that end with LF, CR or CR LF.
-pub(crate) struct Source {
+pub(crate) struct LineSource {
     path: PathBuf,
     body: Body,
     buffer: Vec<u8>,
@@ -27,23 +27,23 @@ pub(crate) struct Source {
     lines: u64,
 }
 
-impl Source {
+impl LineSource {
     /// Opens the file at `path`, or standard input for `-`.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         if is_stdin(path) {
-            return Source::new(path, Box::new(io::stdin()));
+            return LineSource::new(path, Box::new(io::stdin()));
         }
         let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
-        Source::new(path, Box::new(file))
+        LineSource::new(path, Box::new(file))
     }
 
     /// Reads from `inner`; `path` appears in errors.
     pub(crate) fn new(path: &Path, inner: Box<dyn Read + Send>) -> Result<Self, DataError> {
-        let stored = Stored::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let stored = HashedReader::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let body = Body::new(stored);
         let path = path.to_owned();
         let buffer = vec![0; BUFFER];
-        Ok(Source { path, body, buffer, start: 0, end: 0, lines: 0 })
+        Ok(LineSource { path, body, buffer, start: 0, end: 0, lines: 0 })
     }
 
     /// The path that was given, `-` for standard input.
@@ -119,7 +119,7 @@ impl Source {
         Ok(())
     }
 
-    /// Consumes the byte that [`Source::peek`] returned, which must not be a line end (lines are counted elsewhere).
+    /// Consumes the byte that [`LineSource::peek`] returned, which must not be a line end (lines are counted elsewhere).
     pub(crate) fn skip_byte(&mut self) {
         debug_assert!(self.start < self.end);
         self.start += 1;

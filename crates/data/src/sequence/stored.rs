@@ -90,7 +90,7 @@ fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) 
 const AHEAD: usize = 6;
 
 /// Reader of the stored bytes that hashes them as they pass.
-pub(super) struct Stored {
+pub(super) struct HashedReader {
     /// The file, standard input, or any other reader.
     inner: Box<dyn Read + Send>,
     hash: Sha256,
@@ -104,12 +104,13 @@ pub(super) struct Stored {
     ahead_taken: usize,
 }
 
-impl Stored {
+impl HashedReader {
     /// Reads the first bytes of `inner`.
     pub(super) fn new(inner: Box<dyn Read + Send>) -> io::Result<Self> {
         let hash = Sha256::new();
         let ahead = [0; AHEAD];
-        let mut new = Stored { inner, hash, bytes: 0, failed: false, ahead, ahead_len: 0, ahead_taken: 0 };
+        let mut new =
+            HashedReader { inner, hash, bytes: 0, failed: false, ahead, ahead_len: 0, ahead_taken: 0 };
         while new.ahead_len < AHEAD {
             match new.inner.read(&mut new.ahead[new.ahead_len..]) {
                 Ok(0) => break,
@@ -152,7 +153,7 @@ impl Stored {
     }
 }
 
-impl Read for Stored {
+impl Read for HashedReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.ahead_taken < self.ahead_len {
             // The first bytes are returned together with bytes behind them, so that a caller that inspects the start of

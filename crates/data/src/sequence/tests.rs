@@ -316,7 +316,8 @@ fn a_long_record_takes_little_more_than_its_bases() {
 /// bounds is an error and is not truncated to a shorter record.
 #[test]
 fn records_are_held_to_what_was_planned_for() {
-    let most = Extent { records: 2, longest: 4, longest_name: 3, longest_title: 8, ..Extent::default() };
+    let most =
+        InputExtent { records: 2, longest: 4, longest_name: 3, longest_title: 8, ..InputExtent::default() };
     let held = |text: &str| {
         let mut reader = Reader::from_read("x", Trickle(Cursor::new(text.as_bytes().to_vec()))).unwrap();
         reader.hold_to(most.clone());

@@ -1,7 +1,7 @@
 //! Texts as records, for models of text: a file with a text on each line, or with a JSON object on each line. Invariant: a
 //! file is read as texts because of its extension, never because of its content.
 
-use super::source::Source;
+use super::source::LineSource;
 use super::{LONGEST_NAME, Record, without_compression};
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
@@ -45,7 +45,7 @@ impl Texts {
     /// reading a line after `most` bytes, or twice as many of a JSON object, which the caller reports.
     pub(super) fn read(
         self,
-        source: &mut Source,
+        source: &mut LineSource,
         record: &mut Record,
         most: usize,
     ) -> Result<Option<u64>, DataError> {

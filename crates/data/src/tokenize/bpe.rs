@@ -20,7 +20,7 @@ use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use dna::Dna;
 pub(crate) use file::makes_token;
-use rules::Rules;
+use rules::MergeRules;
 
 /// Maximum size of a `tokenizer.json` in bytes; a file with a vocabulary of a million tokens is smaller.
 pub const LARGEST: u64 = 64 << 20;
@@ -55,7 +55,7 @@ impl Bpe {
     /// seldom occurs twice, so the cache would use megabytes per thread without benefit.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
         // The crate's messages quote the file, which is untrusted text: `Name` makes it printable.
-        let refuse = |e: file::Refusal| {
+        let refuse = |e: file::BpeRefusal| {
             DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
         };
         let bytes = file::checked(bytes).map_err(refuse)?;
@@ -69,7 +69,7 @@ impl Bpe {
         let mut model = model.clone();
         model.resize_cache(0);
         let unknown = model.unk_token.as_deref().and_then(|t| tokenizer.token_to_id(t));
-        let own = Rules::read(&tokenizer, &model).and_then(|rules| Dna::new(&rules));
+        let own = MergeRules::read(&tokenizer, &model).and_then(|rules| Dna::new(&rules));
         tokenizer.with_model(model);
         let vocab = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let unknown = unknown.map(u32::cast_signed);

@@ -41,7 +41,8 @@ const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id.
 pub(super) const MAX_IDS: u64 = 1 << 20;
 
-pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
+/// Why a tokenizer file is refused.
+pub(super) type TokenizerRefusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// The regular expressions by which byte-level tokenizers part words: those of Llama 3, Qwen2 and GPT-2. No
 /// other expression of a file is run.
@@ -78,8 +79,9 @@ pub struct BytePairs {
 impl BytePairs {
     /// Creates a tokenizer from the content of a `tokenizer.json`; errors name `path`.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        let refuse =
-            |e: Refusal| DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()));
+        let refuse = |e: TokenizerRefusal| {
+            DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
+        };
         Self::parse(bytes).map_err(refuse)
     }
 
@@ -89,7 +91,7 @@ impl BytePairs {
         Self::from_bytes(&bytes, path)
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+    fn parse(bytes: &[u8]) -> Result<Self, TokenizerRefusal> {
         let mut file: Value = serde_json::from_slice(bytes)?;
         let over_bytes = is_byte_level(&file["pre_tokenizer"]) && file["model"]["type"] != "Unigram";
         let unknown = if over_bytes { check(&file).map(|()| None)? } else { sentence_piece::check(&file)? };
@@ -263,7 +265,7 @@ fn is_byte_level(words: &Value) -> bool {
 ///
 /// # Errors
 /// A form with other parts than special tokens around the text.
-fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
+fn frame(processor: &Value) -> Result<TextFrame, TokenizerRefusal> {
     let mut frame = TextFrame::default();
     for step in steps(processor, "processors") {
         let id = |token: &Value| token.as_u64().filter(|id| *id < MAX_IDS).map(|id| id as i32);
@@ -307,7 +309,7 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
 
 /// Checks the pre-tokenizer of a byte-level file: `ByteLevel`, after at most one `Split` by one of [`PATTERNS`] or a
 /// `Digits`.
-fn check_words(words: &Value) -> Result<(), Refusal> {
+fn check_words(words: &Value) -> Result<(), TokenizerRefusal> {
     let all = steps(words, "pretokenizers");
     let Some((last, before)) = all.split_last() else {
         return Err("its pre-tokenizer has no steps".into());
@@ -351,7 +353,7 @@ fn check_words(words: &Value) -> Result<(), Refusal> {
 }
 
 /// Checks a byte-level BPE file: `Err` names the first field with an unsupported value.
-fn check(file: &Value) -> Result<(), Refusal> {
+fn check(file: &Value) -> Result<(), TokenizerRefusal> {
     let model = &file["model"];
     let words = &file["pre_tokenizer"];
     let kind = |part: &Value| part["type"].as_str().unwrap_or("of no type").to_owned();
@@ -378,7 +380,7 @@ fn check(file: &Value) -> Result<(), Refusal> {
 }
 
 /// Checks that every byte has a token, that ids are below [`MAX_IDS`], and that merges produce tokens.
-fn check_ids(file: &Value) -> Result<(), Refusal> {
+fn check_ids(file: &Value) -> Result<(), TokenizerRefusal> {
     let vocab = file["model"]["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ids = vocab.values().chain(added.iter().map(|token| &token["id"]));
@@ -453,7 +455,7 @@ mod tests {
         // Random sequences of words, punctuation and whitespace, so that many combinations occur at boundaries.
         let pieces =
             ["the", " ", "\n", "\t\t", "'s", "'", "\u{a0}", "\u{2003}", "12", "\u{e9}", ".", "\r\n", "\x0b"];
-        let key = super::super::random::Key::new(3);
+        let key = super::super::random::RandomKey::new(3);
         let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
         let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
@@ -491,7 +493,7 @@ mod tests {
             "the", " ", "\n", "\t\t", "'S", "'", "\u{a0}", "\u{2003}", "1234", "e\u{301}", ".", "\r\n",
             "!?\n\n", "\u{958}",
         ];
-        let key = super::super::random::Key::new(5);
+        let key = super::super::random::RandomKey::new(5);
         let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
         for (at, pattern) in PATTERNS.iter().enumerate() {
             let pairs = open(&modern(at)).unwrap();

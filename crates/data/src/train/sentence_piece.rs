@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::byte_pairs::{MAX_IDS, Refusal};
+use super::byte_pairs::{MAX_IDS, TokenizerRefusal};
 use crate::tokenize::bpe::makes_token;
 
 /// Names of supported normalizers. The parameters of `Replace` and `Precompiled` are checked before.
@@ -20,7 +20,7 @@ const PRE_TOKENIZERS: [&str; 6] =
 ///
 /// # Errors
 /// The first unsupported or inconsistent part, by name.
-pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
+pub(super) fn check(file: &Value) -> Result<Option<i32>, TokenizerRefusal> {
     each(&file["normalizer"], "normalizers", &mut |part| normalizer(part))?;
     each(&file["pre_tokenizer"], "pretokenizers", &mut |part| match part["type"].as_str() {
         Some(kind) if PRE_TOKENIZERS.contains(&kind) => Ok(()),
@@ -40,7 +40,11 @@ pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
 
 /// Calls `look` on a normalizer or pre-tokenizer, or on each element of a `Sequence` (in its field `list`); does
 /// nothing for `null`.
-fn each(part: &Value, list: &str, look: &mut dyn FnMut(&Value) -> Result<(), Refusal>) -> Result<(), Refusal> {
+fn each(
+    part: &Value,
+    list: &str,
+    look: &mut dyn FnMut(&Value) -> Result<(), TokenizerRefusal>,
+) -> Result<(), Refusal> {
     match (part, part["type"].as_str()) {
         (Value::Null, _) => Ok(()),
         (_, Some("Sequence")) => {
@@ -54,7 +58,7 @@ fn each(part: &Value, list: &str, look: &mut dyn FnMut(&Value) -> Result<(), Ref
 }
 
 /// Checks a normalizer.
-fn normalizer(part: &Value) -> Result<(), Refusal> {
+fn normalizer(part: &Value) -> Result<(), TokenizerRefusal> {
     match part["type"].as_str() {
         Some("Replace") if part["pattern"]["String"].as_str().is_some_and(|text| !text.is_empty()) => Ok(()),
         Some("Replace") => Err("its normalizer Replace has another pattern than a text".into()),
@@ -73,7 +77,7 @@ fn normalizer(part: &Value) -> Result<(), Refusal> {
 
 /// Checks a Unigram model: distinct pieces with finite scores (log probabilities). Returns the id of the unknown token
 /// as [`check`] does.
-fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
+fn unigram(model: &Value) -> Result<Option<i32>, TokenizerRefusal> {
     let Some(pieces) = model["vocab"].as_array() else {
         return Err("its model has no list of pieces and scores".into());
     };
@@ -98,7 +102,7 @@ fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
 }
 
 /// Checks a BPE model. Returns the id of the unknown token as [`check`] does.
-fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i32>, Refusal> {
+fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i32>, TokenizerRefusal> {
     let vocab = model["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     if !vocab.values().all(is_id) {
         return Err("an id of its vocabulary is not a whole number below 2^20".into());
@@ -128,7 +132,11 @@ fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i3
 
 /// Returns `None` if the model falls back to bytes and has a token for each of the 256, otherwise the id of the unknown
 /// token; an error if it has neither. `has` tells whether the vocabulary contains a token.
-fn covers(model: &Value, unknown: Option<i32>, has: &dyn Fn(&str) -> bool) -> Result<Option<i32>, Refusal> {
+fn covers(
+    model: &Value,
+    unknown: Option<i32>,
+    has: &dyn Fn(&str) -> bool,
+) -> Result<Option<i32>, TokenizerRefusal> {
     let bytes = model["byte_fallback"] == true && (0..=255u8).all(|byte| has(&format!("<0x{byte:02X}>")));
     match (bytes, unknown) {
         (true, _) => Ok(None),

@@ -2,7 +2,7 @@
 //! tokens are added only by the program, so text that spells a special token is not encoded as that token.
 
 use super::byte_pairs::{BytePairs, TextFrame};
-use super::settings::{Format, IdWidth, Settings, TokenizerKind};
+use super::settings::{DatasetFormat, DatasetSettings, IdWidth, TokenizerKind};
 use crate::tokenize::{Bpe, BpeKind, esm};
 use crate::{DataError, DataErrorKind};
 
@@ -35,10 +35,10 @@ impl Vocabulary {
     ///
     /// # Errors
     /// A tokenizer file that cannot be read or is not supported; an end-of-document token that it does not define.
-    pub fn open(settings: &Settings) -> Result<Self, DataError> {
+    pub fn open(settings: &DatasetSettings) -> Result<Self, DataError> {
         let width = match settings.format {
-            Format::Ids { width, .. } => width,
-            Format::Text(_) | Format::JsonLines { .. } | Format::Sequences => IdWidth::U16,
+            DatasetFormat::Ids { width, .. } => width,
+            DatasetFormat::Text(_) | DatasetFormat::JsonLines { .. } | DatasetFormat::Sequences => IdWidth::U16,
         };
         Self::of(&settings.tokens, width)
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::DType;
+use super::FileDType;
 use super::hub::{HubError, is_hub_id};
 use crate::printable::{EscapedPath, Name};
 
@@ -125,7 +125,7 @@ pub enum WeightsError {
         /// The type asked for: `f32`, `i64`.
         wanted: &'static str,
         /// The type in the file.
-        found: DType,
+        found: FileDType,
     },
     /// A read past the end of the tensor, or into a buffer whose length differs from the range's.
     Range {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use error::{HubError, HubErrorKind};
-pub use fetch::{FetchEvent, Progress, Repository};
+pub use fetch::{FetchEvent, FetchProgress, Repository};
 
 use super::WeightsError;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use super::WeightsError;
-use super::source::Source;
+use super::source::ByteSource;
 
 /// Maximum size of an index file in bytes; the index of a few thousand tensors takes less than a megabyte.
 const INDEX_LIMIT: u64 = 64 << 20;
@@ -46,7 +46,7 @@ pub(super) fn read_index(path: &Path) -> Result<Index, WeightsError> {
 }
 
 fn parse(path: &Path) -> Result<IndexFile, WeightsError> {
-    let source = Source::open(path)?;
+    let source = ByteSource::open(path)?;
     let bytes = source.read_vec(0, source.len(), INDEX_LIMIT, "an index")?;
     serde_json::from_slice(&bytes).map_err(|error| WeightsError::json(path, error))
 }

@@ -12,21 +12,21 @@ use crate::foreign;
 
 /// A readable sequence of bytes of known length.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct ByteSource {
     path: PathBuf,
     len: u64,
-    bytes: Bytes,
+    bytes: SourceBytes,
 }
 
 #[derive(Debug)]
-enum Bytes {
+enum SourceBytes {
     File(File),
     Memory(&'static [u8]),
 }
 
-impl Source {
+impl ByteSource {
     /// Opens a regular file. Other types are refused before `open`, because opening a pipe would block.
-    pub(super) fn open(path: &Path) -> Result<Source, WeightsError> {
+    pub(super) fn open(path: &Path) -> Result<ByteSource, WeightsError> {
         let failed = |source| WeightsError::Io { path: path.to_owned(), action: "read", source };
         let metadata = fs::metadata(path).map_err(failed)?;
         if !metadata.is_file() {
@@ -34,7 +34,7 @@ impl Source {
             return Err(WeightsError::NotWeights { path: path.to_owned(), why });
         }
         let file = File::open(path).map_err(failed)?;
-        let source = Source { path: path.to_owned(), len: metadata.len(), bytes: Bytes::File(file) };
+        let source = ByteSource { path: path.to_owned(), len: metadata.len(), bytes: SourceBytes::File(file) };
         let mut start = [0; 48];
         let known = &mut start[..metadata.len().min(48) as usize];
         source.read_at(0, known)?;
@@ -46,8 +46,8 @@ impl Source {
     }
 
     /// A source over bytes in memory; messages show `label` in place of a path.
-    pub(super) fn memory(label: &str, bytes: &'static [u8]) -> Source {
-        Source { path: PathBuf::from(label), len: bytes.len() as u64, bytes: Bytes::Memory(bytes) }
+    pub(super) fn memory(label: &str, bytes: &'static [u8]) -> ByteSource {
+        ByteSource { path: PathBuf::from(label), len: bytes.len() as u64, bytes: SourceBytes::Memory(bytes) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -66,11 +66,13 @@ impl Source {
             return Err(truncated());
         }
         match &self.bytes {
-            Bytes::Memory(bytes) => out.copy_from_slice(&bytes[offset as usize..expected as usize]),
-            Bytes::File(file) => file.read_exact_at(out, offset).map_err(|source| match source.kind() {
-                io::ErrorKind::UnexpectedEof => truncated(),
-                _ => WeightsError::Io { path: self.path.clone(), action: "read", source },
-            })?,
+            SourceBytes::Memory(bytes) => out.copy_from_slice(&bytes[offset as usize..expected as usize]),
+            SourceBytes::File(file) => {
+                file.read_exact_at(out, offset).map_err(|source| match source.kind() {
+                    io::ErrorKind::UnexpectedEof => truncated(),
+                    _ => WeightsError::Io { path: self.path.clone(), action: "read", source },
+                })?
+            }
         }
         Ok(())
     }

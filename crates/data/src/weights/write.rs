@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::dtype::f32_to_f16;
-use super::{DType, WeightsError};
+use super::{FileDType, WeightsError};
 
 /// A tensor to write: values in C order.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +85,7 @@ pub fn write_safetensors(
 /// header, padded with blanks to a multiple of 8 bytes. The data of the tensors must follow in the given order
 /// without gaps. Names must be unique.
 pub fn safetensors_header<'a>(
-    tensors: impl Iterator<Item = (&'a str, DType, &'a [u64])>,
+    tensors: impl Iterator<Item = (&'a str, FileDType, &'a [u64])>,
     metadata: &BTreeMap<String, String>,
 ) -> Vec<u8> {
     let mut fields = Vec::new();
@@ -114,8 +114,8 @@ fn header(
     stored: StoredAs,
 ) -> Result<Vec<u8>, WeightsError> {
     let dtype = match stored {
-        StoredAs::F32 => DType::F32,
-        StoredAs::F16 => DType::F16,
+        StoredAs::F32 => FileDType::F32,
+        StoredAs::F16 => FileDType::F16,
     };
     let mut names = std::collections::BTreeSet::from(["__metadata__"]);
     for tensor in tensors {

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::WeightsError;
-use super::source::Source;
+use super::source::ByteSource;
 use crate::printable::Name;
 
 const END_SIGNATURE: u32 = 0x0605_4b50;
@@ -45,7 +45,7 @@ struct ZipEntry {
 
 impl Zip {
     /// Reads the central directory. Errors if it is damaged, outside the file, or lists a name twice.
-    pub(super) fn open(source: &Source) -> Result<Zip, WeightsError> {
+    pub(super) fn open(source: &ByteSource) -> Result<Zip, WeightsError> {
         let (offset, size, end) = find_directory(source)?;
         if offset.checked_add(size).is_none_or(|directory_end| directory_end > end) {
             return Err(source.malformed("its zip directory lies outside the file"));
@@ -71,7 +71,7 @@ impl Zip {
 
     /// Returns file offset and size of an entry's bytes; `None` if no entry has this name. Errors if the entry is
     /// compressed or encrypted, or reaches past the end of the file.
-    pub(super) fn locate(&self, source: &Source, name: &str) -> Result<Option<(u64, u64)>, WeightsError> {
+    pub(super) fn locate(&self, source: &ByteSource, name: &str) -> Result<Option<(u64, u64)>, WeightsError> {
         let Some(entry) = self.entries.get(name) else { return Ok(None) };
         if !entry.stored {
             return Err(WeightsError::Compressed { path: source.path().to_owned(), entry: name.to_owned() });
@@ -99,7 +99,7 @@ impl Zip {
 }
 
 /// Returns offset and size of the central directory, and the offset of the end record that follows it.
-fn find_directory(source: &Source) -> Result<(u64, u64, u64), WeightsError> {
+fn find_directory(source: &ByteSource) -> Result<(u64, u64, u64), WeightsError> {
     let missing =
         || source.malformed("the zip directory at its end is missing, so the file is cut short or no zip file");
     let tail_len = source.len().min(END_BYTES + u64::from(u16::MAX));
@@ -125,7 +125,7 @@ fn find_directory(source: &Source) -> Result<(u64, u64, u64), WeightsError> {
 }
 
 /// Returns the result of [`find_directory`] from the zip64 records, which precede the plain end record at `end`.
-fn find_directory64(source: &Source, end: u64) -> Result<(u64, u64, u64), WeightsError> {
+fn find_directory64(source: &ByteSource, end: u64) -> Result<(u64, u64, u64), WeightsError> {
     let bad = || source.malformed("its zip64 end record is missing or wrong");
     let mut locator = [0; LOCATOR64_BYTES as usize];
     source.read_at(end.checked_sub(LOCATOR64_BYTES).ok_or_else(bad)?, &mut locator)?;

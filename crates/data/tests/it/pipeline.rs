@@ -6,7 +6,7 @@ use std::path::Path;
 use md5::{Digest, Md5};
 use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
 use plimsoll_data::sequence::{Reader, Record};
-use plimsoll_data::translate::{Scratch, orfs};
+use plimsoll_data::translate::{OrfScratch, orfs};
 use plimsoll_data::window::record_windows;
 
 use crate::support::{golden, real};
@@ -24,7 +24,7 @@ struct Files {
 fn files(input: &Path, size: usize) -> Files {
     let mut out = Files::default();
     let mut name = String::new();
-    let mut scratch = Scratch::default();
+    let mut scratch = OrfScratch::default();
     let mut reader = Reader::open([input]).unwrap();
     let mut record = Record::default();
     while reader.read_into(&mut record).unwrap() {

@@ -44,7 +44,7 @@ use crate::watch::Watch;
 use crate::{Level, Observer, Phase, Progress, RuntimeError};
 use frames::FramesInput;
 use planned::Reload;
-use plimsoll_data::pack::{Fill, Order, Pack, Packer};
+use plimsoll_data::pack::{Fill, Order, Packer, TokenPack};
 use plimsoll_exec::{DeviceError, Executor};
 use plimsoll_graph::Counts;
 use plimsoll_plan::{InputId, Program, step_seconds};
@@ -82,7 +82,7 @@ struct State {
     /// In-flight steps of rows.
     rows: usize,
     /// Packs waiting to be sent, with their models; at most one of each model until the input has ended.
-    ready: VecDeque<(usize, Pack)>,
+    ready: VecDeque<(usize, TokenPack)>,
     /// Whether the input has ended.
     ended: bool,
     /// Whether the session was cancelled: no more packs are sent.
@@ -431,7 +431,7 @@ impl<'a> StepSession<'a> {
                 let mut inputs = inputs.into_iter();
                 if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) = (inputs.next(), inputs.next())
                 {
-                    packer.recycle(Pack { tokens, spans, owners: keys });
+                    packer.recycle(TokenPack { tokens, spans, owners: keys });
                 }
             }
             Inputs::Rows { spare, .. } => {
@@ -586,7 +586,7 @@ impl<'a> StepSession<'a> {
                     if let (Some(Values::I32(tokens)), Some(Values::Spans(spans))) =
                         (inputs.next(), inputs.next())
                     {
-                        self.state.ready.push_front((model, Pack { tokens, spans, owners }));
+                        self.state.ready.push_front((model, TokenPack { tokens, spans, owners }));
                     }
                 }
                 Tag::Rows { model, keys } => {
@@ -660,10 +660,10 @@ impl<'a> StepSession<'a> {
     }
 
     /// Sends a pack as a step of model `number`.
-    fn send(&mut self, number: usize, pack: Pack) {
+    fn send(&mut self, number: usize, pack: TokenPack) {
         let ModelState { inputs, outputs, spare } = &mut self.state.models[number];
         let Inputs::Packed { ids, spans: of_spans, firsts, lasts, frames, .. } = inputs else { return };
-        let Pack { tokens, spans, owners } = pack;
+        let TokenPack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
         let firsts = firsts.map(|input| (input, Values::I32(spans.iter().map(|[start, _]| *start).collect())));
         let lasts = lasts.map(|input| (input, Values::I32(spans.iter().map(|[_, end]| end - 1).collect())));
@@ -724,7 +724,7 @@ fn is_out_of_memory(error: &RuntimeError) -> bool {
 }
 
 /// Expected duration of a pack's step in seconds.
-fn seconds(program: &Program, (model, pack): &(usize, Pack)) -> f64 {
+fn seconds(program: &Program, (model, pack): &(usize, TokenPack)) -> f64 {
     let counts = Counts { tokens: pack.tokens.len() as u64, sequences: pack.spans.len() as u64, packs: 1 };
     step_seconds(&program.plans()[*model].1.graph, program.target(), counts)
 }

@@ -3,7 +3,7 @@
 
 use crate::ToolError;
 use plimsoll_data::sequence::Reader;
-use plimsoll_data::weights::{PtObject, Value, read_pt_object};
+use plimsoll_data::weights::{PickleValue, PtObject, read_pt_object};
 use plimsoll_runtime::RuntimeError;
 use std::collections::HashMap;
 use std::fs;
@@ -151,8 +151,8 @@ fn unreadable(path: &Path) -> ToolError {
 }
 
 /// Rows of DNABERT-S's file: `{data: [{label, mean_representation: [float]}]}`.
-fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
-    let row = |item: Value<'_>| {
+fn labelled(root: PickleValue<'_>) -> Option<Vec<NamedRow>> {
+    let row = |item: PickleValue<'_>| {
         let values = item.get("mean_representation")?.items();
         let values: Option<Vec<f32>> = values.map(|v| Some(v.as_f64()? as f32)).collect();
         Some((item.get("label")?.as_str()?.to_owned(), values?))
@@ -164,8 +164,9 @@ fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
 fn listed(object: &PtObject) -> Option<Vec<NamedRow>> {
     let (ids, data) = (object.root().get("proteins")?, object.root().get("data")?);
     let same = ids.items().len() == data.items().len();
-    let row =
-        |(id, tensor): (Value<'_>, Value<'_>)| Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?));
+    let row = |(id, tensor): (PickleValue<'_>, PickleValue<'_>)| {
+        Some((id.as_str()?.to_owned(), object.read_f32(tensor).ok()?))
+    };
     ids.items().zip(data.items()).map(row).collect::<Option<Vec<NamedRow>>>().filter(|_| same)
 }
 
@@ -177,7 +178,7 @@ fn matrix(object: &PtObject) -> Option<Vec<NamedRow>> {
         return Some(vec![]);
     }
     let columns = values.len().checked_div(ids.items().len()).filter(|&columns| columns > 0)?;
-    let row = |(id, values): (Value<'_>, &[f32])| Some((id.as_str()?.to_owned(), values.to_vec()));
+    let row = |(id, values): (PickleValue<'_>, &[f32])| Some((id.as_str()?.to_owned(), values.to_vec()));
     ids.items().zip(values.chunks(columns)).map(row).collect()
 }
 

@@ -25,7 +25,7 @@ use super::priced;
 use crate::config::{Auto, PROCESS};
 use crate::error::{Phase, TrainError};
 use joined::{JoinedBatch, Limit};
-use plimsoll_data::train::{HostMemory, Split};
+use plimsoll_data::train::{DataMemory, Split};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes, Param};
 use plimsoll_plan::{
@@ -204,7 +204,7 @@ pub struct PackBounds {
 }
 
 impl RunPlanReport {
-    fn of(program: &Program, held: &[HostMemory], pack: Bounds) -> Result<Self, TrainError> {
+    fn of(program: &Program, held: &[DataMemory], pack: Bounds) -> Result<Self, TrainError> {
         let pack = PackBounds { tokens: pack.tokens, sequences: pack.sequences };
         let data = held.iter().map(|held| (held.what, held.bytes)).collect();
         Ok(Self { plan: price::report(program)?, data, pack })
@@ -302,15 +302,15 @@ fn scratch_folder(config: &TrainConfig) -> PathBuf {
 }
 
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
-fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<HostMemory> {
+fn held_by_data(config: &TrainConfig, feed: &Feed, evaluates: bool) -> Vec<DataMemory> {
     let mut held = feed.host_bytes(evaluates);
     let bytes = JoinedBatch::host_bytes(program::largest(config), feed);
-    held.push(HostMemory { what: "joined packs", bytes });
+    held.push(DataMemory { what: "joined packs", bytes });
     held
 }
 
 /// Sum of the sizes of host memory.
-fn sum_of(held: &[HostMemory]) -> Bytes {
+fn sum_of(held: &[DataMemory]) -> Bytes {
     held.iter().map(|h| Bytes(h.bytes)).sum()
 }
 
@@ -323,7 +323,7 @@ struct Prepared {
     subject: TrainedModel,
     feed: Feed,
     /// Host memory held by the data.
-    held: Vec<HostMemory>,
+    held: Vec<DataMemory>,
 }
 
 impl Prepared {
@@ -395,9 +395,9 @@ fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
 const CHECKPOINT: u64 = 4 << 20;
 
 /// Converts bounds of a graph to bounds of the data pipeline.
-fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
+fn of_data(bounds: Bounds) -> plimsoll_data::train::PackLimits {
     let Bounds { tokens, sequences, longest, .. } = bounds;
-    plimsoll_data::train::Bounds {
+    plimsoll_data::train::PackLimits {
         tokens: tokens as usize,
         sequences: sequences as usize,
         longest: longest as usize,
@@ -405,7 +405,7 @@ fn of_data(bounds: Bounds) -> plimsoll_data::train::Bounds {
 }
 
 /// Adds the memory held by the data to the bill of an over-budget error, so that the bill covers the whole process.
-fn with_data(error: RuntimeError, budget: Bytes, held: &[HostMemory]) -> RuntimeError {
+fn with_data(error: RuntimeError, budget: Bytes, held: &[DataMemory]) -> RuntimeError {
     let RuntimeError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
     bill.budget = budget;
     held.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));

@@ -4,7 +4,7 @@
 use crate::Options;
 use crate::pipeline::resume::{EMBEDDINGS, RESULTS};
 use crate::pipeline::shape::HostCosts;
-use plimsoll_data::sequence::Extent;
+use plimsoll_data::sequence::InputExtent;
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::process::{NAME, Process};
 use serde::Serialize;
@@ -82,7 +82,7 @@ impl QueueSizes {
     pub(crate) fn within(
         line: Option<Bytes>,
         work: HostWork<'_>,
-        extent: &Extent,
+        extent: &InputExtent,
     ) -> impl Iterator<Item = Self> {
         let [.., least] = Self::SIZES;
         let fits =
@@ -91,7 +91,7 @@ impl QueueSizes {
     }
 
     /// Upper bound in bytes of the memory of all queues, without the records themselves.
-    pub(crate) fn held(&self, work: HostWork<'_>, extent: &Extent) -> u64 {
+    pub(crate) fn held(&self, work: HostWork<'_>, extent: &InputExtent) -> u64 {
         let options = work.options;
         let (workers, prefetch) = (options.workers as u64, options.prefetch as u64);
         // Jobs that wait in order, are in the workers, are queued for the workers, are being cut, and are in
@@ -102,7 +102,7 @@ impl QueueSizes {
     }
 
     /// Upper bound in bytes of a tokenized job.
-    fn job(&self, costs: HostCosts, window: u64, extent: &Extent) -> u64 {
+    fn job(&self, costs: HostCosts, window: u64, extent: &InputExtent) -> u64 {
         let bases = self.job_bases as u64 + window;
         bases * (2 + costs.tokens_of_base + costs.text_of_base) + self.parts(window) * self.part(extent)
     }
@@ -113,12 +113,12 @@ impl QueueSizes {
     }
 
     /// Upper bound in bytes of a window, record end or note with its name, as event, item and text.
-    fn part(&self, extent: &Extent) -> u64 {
+    fn part(&self, extent: &InputExtent) -> u64 {
         512 + 4 * extent.longest_name
     }
 
     /// Upper bound in bytes of the items that wait for their scores.
-    fn waiting(&self, window: u64, extent: &Extent) -> u64 {
+    fn waiting(&self, window: u64, extent: &InputExtent) -> u64 {
         // The capacity of the queue doubles when it is full.
         let items = 2 * (self.items as u64 + self.parts(window));
         items * size_of::<crate::pipeline::queue::OutputItem>() as u64
@@ -127,7 +127,7 @@ impl QueueSizes {
     }
 
     /// Adds the memory lines of a prediction to the memory lines of the process.
-    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &Extent, process: &mut Process) {
+    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &InputExtent, process: &mut Process) {
         let HostWork { options, costs, is_trained } = work;
         let settings = &options.settings;
         process.add_threads(settings, options.workers + 1);

@@ -14,7 +14,7 @@ use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, ResultName, own_names};
 use plimsoll_data::printable;
-use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader, Record};
+use plimsoll_data::sequence::{Input, InputExtent, InputNote, NoteKind, Reader, Record, SequenceFormat};
 use plimsoll_data::window::RecordWindow;
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
@@ -46,7 +46,7 @@ pub(crate) struct InputPipeline {
     /// Shard to compute; windows of other shards are skipped.
     pub(crate) shard: Option<Shard>,
     /// Upper bounds for records that were not measured beforehand.
-    pub(crate) most: Option<Extent>,
+    pub(crate) most: Option<InputExtent>,
 }
 
 /// An event of the input, in input order.
@@ -500,7 +500,8 @@ impl Cutter {
     /// Rejects FASTA records if the output format needs qualities.
     fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
         let wanted = self.front.hits.is_some_and(HitsFormat::has_qualities);
-        let (true, Some(Format::Fasta), Some((path, line))) = (wanted, reader.format(), reader.position())
+        let (true, Some(SequenceFormat::Fasta), Some((path, line))) =
+            (wanted, reader.format(), reader.position())
         else {
             return Ok(());
         };

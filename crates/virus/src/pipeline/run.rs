@@ -16,7 +16,7 @@ use crate::pipeline::stage::PredictStage;
 use crate::planned;
 use crate::{Options, PredictReport, VirusError, Warm};
 use plimsoll_data::pack::{Fill, Order};
-use plimsoll_data::sequence::{Extent, Input};
+use plimsoll_data::sequence::{Input, InputExtent};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Remedy, Staging};
 use plimsoll_runtime::machine::resident;
@@ -400,7 +400,7 @@ impl Run<'_> {
 
     /// Upper bounds on the records of a pipe, if host memory has a budget. Files need none, because they were
     /// measured.
-    fn most(&self) -> Option<Extent> {
+    fn most(&self) -> Option<InputExtent> {
         let billed = self.hosts.iter().any(|(_, process)| !process.is_empty());
         self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
     }

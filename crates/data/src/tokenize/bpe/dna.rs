@@ -10,7 +10,7 @@
 //! of eight letters are possible because the alphabet has at most four letters.
 
 use super::neighbours::Neighbours;
-use super::rules::Rules;
+use super::rules::MergeRules;
 
 /// Number of letters that index the table of longest pieces, two bits each.
 const WINDOW: usize = 8;
@@ -65,7 +65,7 @@ enum Other {
 
 impl Dna {
     /// Builds the encoder of `rules`. Errors with the reason if the tables cannot represent them.
-    pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
+    pub(super) fn new(rules: &MergeRules) -> Result<Self, &'static str> {
         if rules.texts.iter().any(|text| text.len() > usize::from(u16::MAX)) {
             return Err("a piece is too long");
         }
@@ -234,7 +234,7 @@ impl Dna {
 }
 
 /// Returns the pieces of `rules`, each with the longest other piece that is a prefix of it.
-fn pieces(rules: &Rules) -> Vec<DnaPiece> {
+fn pieces(rules: &MergeRules) -> Vec<DnaPiece> {
     let by_text: std::collections::HashMap<&[u8], u16> =
         rules.texts.iter().map(Vec::as_slice).zip(0..).collect();
     let piece = |(text, &id): (&Vec<u8>, &i32)| {

@@ -7,14 +7,14 @@ use std::error::Error;
 use serde_json::{Map, Value, json};
 
 /// Why a file is refused.
-pub(super) type Refusal = Box<dyn Error + Send + Sync>;
+pub(super) type BpeRefusal = Box<dyn Error + Send + Sync>;
 
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id. DNABERT-2 has 4096 tokens.
 const MAX_IDS: u64 = 1 << 20;
 
 /// Checks a `tokenizer.json` and returns it for the crate: without truncation and padding, which are settings of the
 /// authors' training, without the decoder from ids to text, and with the crate's default template for pairs.
-pub(super) fn checked(bytes: &[u8]) -> Result<Vec<u8>, Refusal> {
+pub(super) fn checked(bytes: &[u8]) -> Result<Vec<u8>, BpeRefusal> {
     let mut file: Value = serde_json::from_slice(bytes)?;
     check(&file)?;
     for unused in ["truncation", "padding", "decoder"] {

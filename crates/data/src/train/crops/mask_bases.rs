@@ -8,7 +8,7 @@
 //! prediction for a token, and a codon with a masked base can be predicted only from its neighbours in its frame.
 
 use super::super::pieces::IGNORED;
-use super::super::random::Key;
+use super::super::random::RandomKey;
 use super::super::settings::MaskRates;
 use super::packed::letter;
 use super::settings::CropTokenizer;
@@ -62,7 +62,7 @@ impl BaseMasker {
         &mut self,
         tokenizer: CropTokenizer,
         letters: &[u8],
-        key: Key,
+        key: RandomKey,
         ids: &mut Vec<i32>,
         targets: &mut Vec<i32>,
     ) -> u64 {
@@ -139,7 +139,7 @@ mod tests {
         let mut masker = BaseMasker::new(CODONS, rates, span, letters.len());
         let mut ids = vec![7];
         let mut targets = vec![8];
-        let chosen = masker.push(CODONS, letters, Key::new(seed), &mut ids, &mut targets);
+        let chosen = masker.push(CODONS, letters, RandomKey::new(seed), &mut ids, &mut targets);
         assert_eq!((ids.remove(0), targets.remove(0)), (7, 8));
         (ids, targets, chosen)
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     fn letters(n: usize, seed: u64) -> Vec<u8> {
-        (0..n).map(|i| letter(Key::new(seed).with(i as u64).below(4) as u8)).collect()
+        (0..n).map(|i| letter(RandomKey::new(seed).with(i as u64).below(4) as u8)).collect()
     }
 
     proptest! {

@@ -1,18 +1,18 @@
 //! Draws records: level by level by the values of columns, then in proportion to bases. Invariant: at a level, the
 //! probability of a value is proportional to a power of the number of bases under it, within the values drawn before.
 
-use super::super::random::Key;
+use super::super::random::RandomKey;
 
 /// A tree of values with records as its leaves.
 #[derive(Debug)]
 pub(super) struct Sampler {
-    root: Node,
+    root: SamplerNode,
 }
 
 #[derive(Debug)]
-enum Node {
+enum SamplerNode {
     /// The values of a level: sums of their weights up to and including each value, and what is under them.
-    Values { sums: Vec<f64>, under: Vec<Node> },
+    Values { sums: Vec<f64>, under: Vec<SamplerNode> },
     /// Records: sums of their bases up to and including each record.
     Records { sums: Vec<u64>, records: Vec<u32> },
 }
@@ -27,16 +27,17 @@ impl Sampler {
         value: &dyn Fn(u32, usize) -> u32,
     ) -> Option<Self> {
         records.retain(|&record| bases(record) > 0);
-        (!records.is_empty()).then(|| Sampler { root: Node::new(&mut records, 0, powers, bases, value).0 })
+        (!records.is_empty())
+            .then(|| Sampler { root: SamplerNode::new(&mut records, 0, powers, bases, value).0 })
     }
 
     /// Draws a record.
-    pub(super) fn draw(&self, key: Key) -> u32 {
+    pub(super) fn draw(&self, key: RandomKey) -> u32 {
         let mut node = &self.root;
         let mut level = 0;
         loop {
             match node {
-                Node::Values { sums, under } => {
+                SamplerNode::Values { sums, under } => {
                     let total = sums.last().copied().unwrap_or_default();
                     let drawn = key.with(level).unit() * total;
                     // Rounding of the product could reach the total, so the index is limited.
@@ -44,7 +45,7 @@ impl Sampler {
                     node = &under[at];
                     level += 1;
                 }
-                Node::Records { sums, records } => {
+                SamplerNode::Records { sums, records } => {
                     let total = sums.last().copied().unwrap_or_default();
                     let drawn = key.with(level).below(total as usize) as u64;
                     return records[sums.partition_point(|&sum| sum <= drawn)];
@@ -59,7 +60,7 @@ impl Sampler {
     }
 }
 
-impl Node {
+impl SamplerNode {
     /// Builds the node of `records` at a level; returns it with its number of bases.
     fn new(
         records: &mut [u32],
@@ -75,7 +76,7 @@ impl Node {
                 total
             };
             let sums = records.iter().map(sum).collect();
-            return (Node::Records { sums, records: records.to_vec() }, total);
+            return (SamplerNode::Records { sums, records: records.to_vec() }, total);
         };
         // Stable, so that the records of a value keep the order of the files.
         records.sort_by_key(|&record| value(record, level));
@@ -86,7 +87,7 @@ impl Node {
         let mut rest = records;
         for length in lengths {
             let (part, after) = rest.split_at_mut(length);
-            let (node, size) = Node::new(part, level + 1, powers, bases, value);
+            let (node, size) = SamplerNode::new(part, level + 1, powers, bases, value);
             under.push(node);
             sizes.push(size);
             rest = after;
@@ -99,17 +100,19 @@ impl Node {
             total
         };
         let sums = sizes.iter().map(sum).collect();
-        (Node::Values { sums, under }, sizes.iter().sum())
+        (SamplerNode::Values { sums, under }, sizes.iter().sum())
     }
 
     fn bytes(&self) -> usize {
         32 + match self {
-            Node::Values { sums, under } => {
+            SamplerNode::Values { sums, under } => {
                 sums.len() * size_of::<f64>()
-                    + under.len() * size_of::<Node>()
-                    + under.iter().map(Node::bytes).sum::<usize>()
+                    + under.len() * size_of::<SamplerNode>()
+                    + under.iter().map(SamplerNode::bytes).sum::<usize>()
             }
-            Node::Records { sums, records } => sums.len() * size_of::<u64>() + records.len() * size_of::<u32>(),
+            SamplerNode::Records { sums, records } => {
+                sums.len() * size_of::<u64>() + records.len() * size_of::<u32>()
+            }
         }
     }
 }
@@ -147,7 +150,7 @@ mod tests {
         let draws = 200_000;
         let mut counts = [0_u32; 7];
         for i in 0..draws {
-            counts[sampler.draw(Key::new(5).with(i)) as usize] += 1;
+            counts[sampler.draw(RandomKey::new(5).with(i)) as usize] += 1;
         }
         let chi_square: f64 = counts
             .iter()
@@ -166,9 +169,9 @@ mod tests {
         assert!(build(1.0, 0).is_none());
         let even = build(0.0, 4).unwrap();
         let mut counts = [0; 4];
-        (0..4000).for_each(|i| counts[even.draw(Key::new(1).with(i)) as usize] += 1);
+        (0..4000).for_each(|i| counts[even.draw(RandomKey::new(1).with(i)) as usize] += 1);
         assert!(counts.iter().all(|n| (900..1100).contains(n)), "{counts:?}");
         let largest = build(1e6, 4).unwrap();
-        assert!((0..1000).all(|i| largest.draw(Key::new(1).with(i)) == 3));
+        assert!((0..1000).all(|i| largest.draw(RandomKey::new(1).with(i)) == 3));
     }
 }

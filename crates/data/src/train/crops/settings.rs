@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::super::settings::{Bounds, MaskRates};
+use super::super::settings::{MaskRates, PackLimits};
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind, codons};
 
@@ -44,7 +44,7 @@ pub struct CropSettings {
     pub seed: u64,
     /// Maximum size of a pack. `longest` is the maximum number of tokens of a frame, that is, of the part of a
     /// crop within which tokens attend to one another.
-    pub bounds: Bounds,
+    pub bounds: PackLimits,
     /// Number of threads that make crops. The packs do not depend on it.
     pub workers: usize,
     /// Number of finished parcels (groups of crops) queued per worker.
@@ -324,7 +324,7 @@ impl CropSettings {
     }
 
     fn check_bounds(&self) -> Result<(), DataError> {
-        let Bounds { tokens, sequences, longest } = self.bounds;
+        let PackLimits { tokens, sequences, longest } = self.bounds;
         let crop = self.longest_crop();
         let frame = self.tokens.frame_of(crop);
         let all = self.tokens.tokens_of(crop);

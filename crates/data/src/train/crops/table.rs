@@ -15,7 +15,7 @@ pub(super) const LARGEST: u64 = 1 << 30;
 /// A table that has been read; its names are slices of the text.
 pub(super) struct RecordTable<'a> {
     path: &'a Path,
-    rows: HashMap<&'a str, Row>,
+    rows: HashMap<&'a str, RecordRow>,
     /// Targets of all rows that are used, one for each task.
     targets: Vec<i32>,
     /// Values of all rows that are used, one for each level, as indices into the names of the values of the level.
@@ -27,7 +27,7 @@ pub(super) struct RecordTable<'a> {
 }
 
 /// A row.
-struct Row {
+struct RecordRow {
     line: u64,
     /// `None` if the record is left out.
     split: Option<Split>,
@@ -116,8 +116,8 @@ impl<'a> RecordTable<'a> {
                     return refuse(line, what);
                 }
             };
-            if let Some(Row { line: first, .. }) =
-                table.rows.insert(id, Row { line, split, number, found: false })
+            if let Some(RecordRow { line: first, .. }) =
+                table.rows.insert(id, RecordRow { line, split, number, found: false })
             {
                 return refuse(line, format!("column 'id': '{}' has a row before, in line {first}", Name(id)));
             }
@@ -206,7 +206,7 @@ impl<'a> RecordTable<'a> {
     pub(super) fn bytes(&self) -> usize {
         // `capacity` does not count the empty buckets of a hash table, hence the factor of two. A vector that grows holds
         // its old buffer too, and so does the map of the values of a level, whose copy is sorted in the end.
-        let rows = 2 * self.rows.capacity() * (size_of::<(&str, Row)>() + 1);
+        let rows = 2 * self.rows.capacity() * (size_of::<(&str, RecordRow)>() + 1);
         let cells = 2 * (self.targets.capacity() + self.values.capacity()) * size_of::<u32>();
         rows + cells + 6 * self.distinct * (size_of::<(&str, u32)>() + 1) + 1024
     }

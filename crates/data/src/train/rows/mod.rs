@@ -16,9 +16,9 @@ use sha2::{Digest, Sha256};
 use self::files::RowFile;
 use super::dataset::{DatasetStats, SplitSize};
 use super::labels::{Classes, Labels};
-use super::ledger::HostMemory;
+use super::ledger::DataMemory;
 use super::position::LARGEST_PACK;
-use super::random::Key;
+use super::random::RandomKey;
 use super::split::Split;
 use crate::hex::hex;
 use crate::printable::Name;
@@ -84,11 +84,11 @@ pub struct RowPosition {
 /// Open files of rows. Cheap to clone.
 #[derive(Clone)]
 pub struct RowSet {
-    inner: Arc<Rows>,
+    inner: Arc<SharedRows>,
 }
 
 /// Data shared by the streams of a [`RowSet`].
-struct Rows {
+struct SharedRows {
     settings: RowSettings,
     /// Files of each part.
     files: Vec<Vec<RowFile>>,
@@ -135,7 +135,7 @@ impl RowSet {
         let validation = Vec::new();
         let digest = String::new();
         let mut new =
-            Rows { settings, files, widths, train, validation, census: DatasetStats::default(), digest };
+            SharedRows { settings, files, widths, train, validation, census: DatasetStats::default(), digest };
         new.split(named)?;
         new.check()?;
         Ok(RowSet { inner: Arc::new(new) })
@@ -170,14 +170,14 @@ impl RowSet {
     }
 
     /// Returns the host memory of the index, by purpose, without the packs.
-    pub fn host_bytes(&self) -> Vec<HostMemory> {
+    pub fn host_bytes(&self) -> Vec<DataMemory> {
         let parts = self.inner.widths.len();
         let row = size_of::<ExampleRow>() + parts * size_of::<(u32, u32)>();
         let rows = self.inner.train.capacity() + self.inner.validation.capacity();
         let order = size_of::<u32>() * self.inner.train.len();
         vec![
-            HostMemory { what: "index of rows", bytes: (rows * row) as u64 },
-            HostMemory { what: "order of rows", bytes: order as u64 },
+            DataMemory { what: "index of rows", bytes: (rows * row) as u64 },
+            DataMemory { what: "order of rows", bytes: order as u64 },
         ]
     }
 
@@ -221,7 +221,7 @@ impl RowSet {
     }
 }
 
-impl Rows {
+impl SharedRows {
     fn side(&self, split: Split) -> &[ExampleRow] {
         match split {
             Split::Train => &self.train,
@@ -325,10 +325,10 @@ fn rows(
 }
 
 /// Locations (file, row) of the rows of a part: with their names in file order, and by name.
-type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
+type RowPlaces = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
 /// Collects the locations of all rows of a part. Errors if two rows have one name.
-fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<Places, DataError> {
+fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<RowPlaces, DataError> {
     let mut order = Vec::new();
     let mut by_name = HashMap::new();
     for (number, (file, path)) in (0..).zip(files.iter_mut().zip(&part.files)) {
@@ -361,7 +361,7 @@ fn rows_of_pack(left: u64, most: u64) -> u64 {
 
 /// Stream of the packs of a split.
 pub struct RowStream {
-    set: Arc<Rows>,
+    set: Arc<SharedRows>,
     split: Split,
     at: RowPosition,
     order: Vec<u32>,
@@ -413,7 +413,7 @@ impl RowStream {
         // Sorting first makes the permutation independent of earlier epochs, so a resumed run has the same order.
         self.order.sort_unstable();
         if self.split == Split::Train {
-            Key::new(self.set.settings.seed).with(self.at.epoch).shuffle(&mut self.order);
+            RandomKey::new(self.set.settings.seed).with(self.at.epoch).shuffle(&mut self.order);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::{Document, too_long};
+use super::{RawDocument, too_long};
 use crate::train::settings::IdWidth;
 use crate::{DataError, DataErrorKind};
 
@@ -56,7 +56,7 @@ impl Ids {
 
     /// Reads the ids of the next document, its end-of-document id included, into `document`, reusing its buffer.
     /// Returns `false` after the last document.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         let read = |e| DataError::at(&self.path, DataErrorKind::Read(e));
         let ids = Width { bytes: self.width, end: self.end };
         while !self.ended {
@@ -131,7 +131,7 @@ mod tests {
         for buffer in [1, 3, 5, 64] {
             let mut file = Ids::open(&path, width, end, 1000).unwrap();
             file.file = BufReader::with_capacity(buffer, File::open(&path).unwrap());
-            let mut document = Document::default();
+            let mut document = RawDocument::default();
             let mut found = Vec::new();
             let mut all = Vec::new();
             while file.read(&mut document).unwrap() {

@@ -8,14 +8,14 @@ use std::path::Path;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{Document, Label};
+use super::{Label, RawDocument};
 use crate::printable::Name;
-use crate::sequence::source::Source;
+use crate::sequence::source::LineSource;
 use crate::{DataError, DataErrorKind};
 
 /// Reader of a JSON Lines file.
 pub(crate) struct JsonLines {
-    source: Source,
+    source: LineSource,
     /// Name of the text field.
     field: String,
     label: Label,
@@ -28,7 +28,7 @@ pub(crate) struct JsonLines {
 
 impl JsonLines {
     pub(super) fn open(path: &Path, field: String, label: Label, most: usize) -> Result<Self, DataError> {
-        let mut source = Source::open(path)?;
+        let mut source = LineSource::open(path)?;
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
         Ok(JsonLines { source, field, label, most, line: Vec::new(), longest: 0 })
@@ -39,7 +39,7 @@ impl JsonLines {
     ///
     /// # Errors
     /// A line that is too long, is not a JSON object with the expected fields, or has a text longer than allowed.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         loop {
             let line = self.source.line();
             if self.source.peek()?.is_none() {
@@ -105,7 +105,7 @@ impl JsonLines {
     }
 
     /// Parses the current line.
-    fn parse(&self) -> serde_json::Result<Line> {
+    fn parse(&self) -> serde_json::Result<ExtractedFields> {
         let label = self.label.as_ref().map(|(name, _)| name.as_str());
         let mut json = serde_json::Deserializer::from_slice(&self.line);
         let line = Fields { text: &self.field, label }.deserialize(&mut json)?;
@@ -195,34 +195,34 @@ impl Escape {
 }
 
 /// The extracted fields of a line.
-struct Line {
+struct ExtractedFields {
     text: String,
     /// `Null` if no label is read.
     label: Value,
 }
 
-/// Deserializer of a [`Line`], with the names of the fields to extract.
+/// Deserializer of a [`ExtractedFields`], with the names of the fields to extract.
 struct Fields<'a> {
     text: &'a str,
     label: Option<&'a str>,
 }
 
 impl<'de> DeserializeSeed<'de> for Fields<'_> {
-    type Value = Line;
+    type Value = ExtractedFields;
 
-    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<Line, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<ExtractedFields, D::Error> {
         from.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for Fields<'_> {
-    type Value = Line;
+    type Value = ExtractedFields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an object with the text '{}'", self.text)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Line, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ExtractedFields, A::Error> {
         let mut text = None;
         let mut label = None;
         while let Some(key) = map.next_key::<String>()? {
@@ -240,8 +240,8 @@ impl<'de> Visitor<'de> for Fields<'_> {
         }
         let text = text.ok_or_else(|| A::Error::custom(format_args!("no field '{}'", self.text)))?;
         match (self.label, label) {
-            (None, _) => Ok(Line { text, label: Value::Null }),
-            (Some(_), Some(label)) => Ok(Line { text, label }),
+            (None, _) => Ok(ExtractedFields { text, label: Value::Null }),
+            (Some(_), Some(label)) => Ok(ExtractedFields { text, label }),
             (Some(name), None) => Err(A::Error::custom(format_args!("no field '{name}'"))),
         }
     }
@@ -253,10 +253,10 @@ mod tests {
     use crate::train::Classes;
 
     fn read(text: &'static str, label: Label) -> Result<Vec<(String, i32)>, String> {
-        let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+        let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
         let mut lines =
             JsonLines { source, field: "text".into(), label, most: 30, line: Vec::new(), longest: 0 };
-        let mut document = Document::default();
+        let mut document = RawDocument::default();
         let mut found = Vec::new();
         while lines.read(&mut document).map_err(|e| e.to_string())? {
             found.push((String::from_utf8(std::mem::take(&mut document.bytes)).unwrap(), document.class));

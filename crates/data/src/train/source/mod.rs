@@ -1,4 +1,4 @@
-//! Reads the documents of a file sequentially, in any [`Format`]. Invariant: only one document is in memory, a document
+//! Reads the documents of a file sequentially, in any [`DatasetFormat`]. Invariant: only one document is in memory, a document
 //! longer than allowed is an error with its location, and reading an unchanged file again gives equal documents.
 
 mod ids;
@@ -9,16 +9,16 @@ use std::path::Path;
 
 use self::ids::Ids;
 use self::json::JsonLines;
-use self::text::Text;
+use self::text::PlainTextReader;
 use super::labels::{Classes, Labels, LabelsFrom};
-use super::settings::{Format, Objective, Settings};
+use super::settings::{DatasetFormat, DatasetSettings, Objective};
 use crate::alphabet::Alphabet;
 use crate::sequence::{InputNote, Reader, Record};
 use crate::{DataError, DataErrorKind};
 
 /// A document before tokenization.
 #[derive(Debug, Default)]
-pub(super) struct Document {
+pub(super) struct RawDocument {
     /// Text, sequence letters, or little-endian token ids.
     pub bytes: Vec<u8>,
     /// Class label; 0 if the task has none.
@@ -34,19 +34,19 @@ pub(super) struct Documents {
 
 /// Reader of one format.
 enum DocumentReader {
-    Text(Text),
+    Text(PlainTextReader),
     JsonLines(JsonLines),
     Ids(Ids),
     Sequences(Box<Sequences>),
 }
 
 impl Documents {
-    pub(super) fn open(path: &Path, settings: &Settings, labels: &Labels) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path, settings: &DatasetSettings, labels: &Labels) -> Result<Self, DataError> {
         let most = settings.longest_document;
         let alphabet = settings.tokens.alphabet();
         let reader = match &settings.format {
-            Format::Text(how) => DocumentReader::Text(Text::open(path, how.clone(), most)?),
-            Format::JsonLines { field } => {
+            DatasetFormat::Text(how) => DocumentReader::Text(PlainTextReader::open(path, how.clone(), most)?),
+            DatasetFormat::JsonLines { field } => {
                 let label = match &settings.task {
                     Objective::Classify { labels: LabelsFrom::Field(name), classes, .. } => {
                         Some((name.clone(), classes.clone()))
@@ -55,8 +55,8 @@ impl Documents {
                 };
                 DocumentReader::JsonLines(JsonLines::open(path, field.clone(), label, most)?)
             }
-            Format::Ids { width, end } => DocumentReader::Ids(Ids::open(path, *width, *end, most)?),
-            Format::Sequences => {
+            DatasetFormat::Ids { width, end } => DocumentReader::Ids(Ids::open(path, *width, *end, most)?),
+            DatasetFormat::Sequences => {
                 DocumentReader::Sequences(Box::new(Sequences::open(path, alphabet, labels.clone(), most)?))
             }
         };
@@ -65,7 +65,7 @@ impl Documents {
 
     /// Reads the next document, which may be empty, into `document`, reusing its buffer. Returns `false` after the last
     /// document.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         document.bytes.clear();
         let more = match &mut self.reader {
             DocumentReader::Text(text) => text.read(document),
@@ -123,7 +123,7 @@ impl Sequences {
         Ok(Sequences { reader, record: Record::default(), labels, most })
     }
 
-    fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         if !self.reader.read_into(&mut self.record)? {
             return Ok(false);
         }

@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-use super::{Document, too_long};
+use super::{RawDocument, too_long};
 use crate::DataError;
-use crate::sequence::source::Source;
+use crate::sequence::source::LineSource;
 use crate::train::settings::TextDocuments;
 
 /// Reader of a text file.
-pub(crate) struct Text {
-    source: Source,
+pub(crate) struct PlainTextReader {
+    source: LineSource,
     how: TextDocuments,
     /// Maximum length of a document in bytes.
     most: usize,
@@ -19,16 +19,16 @@ pub(crate) struct Text {
     ended: bool,
 }
 
-impl Text {
+impl PlainTextReader {
     pub(super) fn open(path: &Path, how: TextDocuments, most: usize) -> Result<Self, DataError> {
-        let mut source = Source::open(path)?;
+        let mut source = LineSource::open(path)?;
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
-        Ok(Text { source, how, most, line: Vec::new(), ended: false })
+        Ok(PlainTextReader { source, how, most, line: Vec::new(), ended: false })
     }
 
     /// Reads the next document into `document`, reusing its buffer. Returns `false` after the last document.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         if self.ended {
             return Ok(false);
         }
@@ -72,7 +72,11 @@ impl Text {
 ///
 /// # Errors
 /// A line of more than `most` bytes; the excess is skipped and not stored.
-pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize) -> Result<bool, DataError> {
+pub(super) fn bounded_line(
+    source: &mut LineSource,
+    line: &mut Vec<u8>,
+    most: usize,
+) -> Result<bool, DataError> {
     line.clear();
     if source.peek()?.is_none() {
         return Ok(false);
@@ -102,9 +106,9 @@ mod tests {
     use super::*;
 
     fn check(how: TextDocuments, text: &'static str, expected: &[&str]) {
-        let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
-        let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
-        let mut document = Document::default();
+        let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+        let mut text = PlainTextReader { source, how, most: 20, line: Vec::new(), ended: false };
+        let mut document = RawDocument::default();
         let mut found = Vec::new();
         while text.read(&mut document).unwrap() {
             found.push(String::from_utf8(std::mem::take(&mut document.bytes)).unwrap());
@@ -129,10 +133,10 @@ mod tests {
     fn a_long_document_is_refused_with_its_line() {
         for (text, line) in [("0123456789\n\n0123456789012345678901234567", 3), ("0123456789\n0123456789\n", 2)]
         {
-            let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+            let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
             let how = TextDocuments::Paragraphs;
-            let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
-            let mut document = Document::default();
+            let mut text = PlainTextReader { source, how, most: 20, line: Vec::new(), ended: false };
+            let mut document = RawDocument::default();
             let error = loop {
                 match text.read(&mut document) {
                     Ok(_) => document.bytes.clear(),

@@ -40,7 +40,7 @@ pub(super) struct FileMetadata {
 }
 
 /// The error of a request, with whether to retry it.
-pub(super) enum RequestError {
+pub(super) enum HubRequestError {
     /// A transient error: a retry may succeed.
     Transient(HubErrorKind),
     /// A transient error, with the pause before a retry that the server asks for.
@@ -85,7 +85,7 @@ impl Client {
         id: &str,
         revision: &str,
         file: &str,
-    ) -> Result<Option<FileMetadata>, RequestError> {
+    ) -> Result<Option<FileMetadata>, HubRequestError> {
         let (answer, facts) = self.request(&self.address(id, revision, file), None)?;
         match answer.status().as_u16() {
             200..=399 => Ok(Some(facts)),
@@ -100,7 +100,7 @@ impl Client {
         &self,
         (id, revision, file): (&str, &str, &str),
         start: u64,
-    ) -> Result<Response<Body>, RequestError> {
+    ) -> Result<Response<Body>, HubRequestError> {
         let (answer, _) = self.request(&self.address(id, revision, file), Some(start))?;
         match answer.status().as_u16() {
             200 | 206 | 416 => Ok(answer),
@@ -119,7 +119,7 @@ impl Client {
         &self,
         address: &str,
         start: Option<u64>,
-    ) -> Result<(Response<Body>, FileMetadata), RequestError> {
+    ) -> Result<(Response<Body>, FileMetadata), HubRequestError> {
         let mut address = address.to_owned();
         let mut facts = FileMetadata::default();
         for _ in 0..=MAX_REDIRECTS {
@@ -137,10 +137,10 @@ impl Client {
             }
             address = next;
         }
-        Err(RequestError::Permanent(HubErrorKind::Answer(format!("more than {MAX_REDIRECTS} redirects"))))
+        Err(HubRequestError::Permanent(HubErrorKind::Answer(format!("more than {MAX_REDIRECTS} redirects"))))
     }
 
-    fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, RequestError> {
+    fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, HubRequestError> {
         let mut request = match start {
             None => self.agent.head(address),
             Some(0) => self.agent.get(address),
@@ -150,23 +150,24 @@ impl Client {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         request.call().map_err(|error| match error {
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => RequestError::Permanent(HubErrorKind::Setting(
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => HubRequestError::Permanent(HubErrorKind::Setting(
                 "the address or the token has a character that cannot be sent; check HF_ENDPOINT and HF_TOKEN"
                     .to_owned(),
             )),
             // `InvalidData` is how a TLS failure appears, such as a certificate that rustls does not trust: a retry
             // would fail again.
             ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => {
-                RequestError::Permanent(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
+                HubRequestError::Permanent(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
             }
-            error => RequestError::Transient(HubErrorKind::Unreachable(Box::new(error))),
+            error => HubRequestError::Transient(HubErrorKind::Unreachable(Box::new(error))),
         })
     }
 
     /// The address that a redirect response of `from` names. Refuses a redirect from https to http.
-    fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, RequestError> {
+    fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, HubRequestError> {
         let location = headers.get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let bad = |what: &str| Err(RequestError::Permanent(HubErrorKind::Answer(format!("a redirect {what}"))));
+        let bad =
+            |what: &str| Err(HubRequestError::Permanent(HubErrorKind::Answer(format!("a redirect {what}"))));
         if location.starts_with('/') && !location.starts_with("//") {
             return Ok(format!("{}{location}", origin(from).unwrap_or_default()));
         }
@@ -213,16 +214,16 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
 
 /// The error of a response with an error status. A server that asks for a pause that is too long, or in a form that is not
 /// known, is not asked again.
-fn refused(answer: &Response<Body>) -> RequestError {
+fn refused(answer: &Response<Body>) -> HubRequestError {
     let status = answer.status().as_u16();
     let kind = HubErrorKind::Status(status);
     match (status, answer.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap_or_default())) {
-        (408 | 429 | 500.., None) => RequestError::Transient(kind),
+        (408 | 429 | 500.., None) => HubRequestError::Transient(kind),
         (408 | 429 | 500.., Some(text)) => match retry_after(text, SystemTime::now()) {
-            Some(pause) => RequestError::Later(kind, pause),
-            None => RequestError::Permanent(kind),
+            Some(pause) => HubRequestError::Later(kind, pause),
+            None => HubRequestError::Permanent(kind),
         },
-        _ => RequestError::Permanent(kind),
+        _ => HubRequestError::Permanent(kind),
     }
 }
 

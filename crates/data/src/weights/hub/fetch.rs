@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::client::{Client, FileMetadata, RequestError, content_range};
+use super::client::{Client, FileMetadata, HubRequestError, content_range};
 use super::digest::Digest;
 use super::error::{HubError, HubErrorKind as Kind};
-use super::patience::{Parts, TICK, patiently, pause};
+use super::patience::{BodyParts, TICK, patiently, pause};
 use super::{HubEnv, cached_commit, is_commit, repository_folder, revision_of};
 use crate::DataErrorKind;
 use crate::atomic::AtomicFile;
@@ -48,7 +48,7 @@ pub enum FetchEvent {
 /// Progress callback, called with the file's name, its size in bytes (0 while unknown) and the event. If it returns
 /// [`ControlFlow::Break`], the fetch ends with [`HubErrorKind::Stopped`](super::HubErrorKind::Stopped). The bytes
 /// received so far stay in the cache, and the next fetch of the file continues after them.
-pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, FetchEvent) -> ControlFlow<()>;
+pub type FetchProgress<'a> = &'a mut dyn FnMut(&str, u64, FetchEvent) -> ControlFlow<()>;
 
 /// Progress callback for one file, called with its size in bytes and the event; `Err(Stopped)` ends the fetch.
 type Tell<'a> = &'a mut dyn FnMut(u64, FetchEvent) -> Result<(), Kind>;
@@ -96,7 +96,7 @@ impl Repository {
     ///
     /// # Errors
     /// `Hub`.
-    pub fn fetch(&mut self, file: &str, told: Progress<'_>) -> Result<Option<PathBuf>, WeightsError> {
+    pub fn fetch(&mut self, file: &str, told: FetchProgress<'_>) -> Result<Option<PathBuf>, WeightsError> {
         if let Some(place) = self.snapshot().map(|folder| folder.join(file)).filter(|path| path.exists()) {
             return Ok(Some(place));
         }
@@ -182,19 +182,21 @@ impl Repository {
 
     /// Counts a failed attempt and sleeps before the next one. Returns the error if it is permanent or the number of
     /// attempts is exhausted.
-    fn wait(&self, attempt: &mut u32, trouble: RequestError, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
+    fn wait(&self, attempt: &mut u32, trouble: HubRequestError, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
         *attempt += 1;
         let is_last = *attempt >= self.client.patience.attempts;
         let wait = match trouble {
-            RequestError::Transient(_) if !is_last => {
+            HubRequestError::Transient(_) if !is_last => {
                 tell(size, FetchEvent::Again)?;
                 self.client.patience.pause_before(*attempt)
             }
-            RequestError::Later(_, asked) if !is_last => {
+            HubRequestError::Later(_, asked) if !is_last => {
                 tell(size, FetchEvent::Pause(asked))?;
                 asked
             }
-            RequestError::Transient(kind) | RequestError::Later(kind, _) | RequestError::Permanent(kind) => {
+            HubRequestError::Transient(kind)
+            | HubRequestError::Later(kind, _)
+            | HubRequestError::Permanent(kind) => {
                 return Err(kind);
             }
         };
@@ -284,7 +286,7 @@ impl Repository {
             }
             let trouble = match self.append(what, known, (out, path), have, tell) {
                 Ok(()) => {
-                    RequestError::Transient(Kind::Broken { found: length(out, path)?, expected: known.size })
+                    HubRequestError::Transient(Kind::Broken { found: length(out, path)?, expected: known.size })
                 }
                 Err(trouble) => trouble,
             };
@@ -307,20 +309,20 @@ impl Repository {
         (out, path): (&mut File, &Path),
         mut have: u64,
         tell: Tell<'_>,
-    ) -> Result<(), RequestError> {
-        let disk = |error| RequestError::Permanent(Kind::disk(path)(error));
+    ) -> Result<(), HubRequestError> {
+        let disk = |error| HubRequestError::Permanent(Kind::disk(path)(error));
         let client = self.client.clone();
         let [id, revision, name] = [what.0, what.1, what.2].map(str::to_owned);
         let request = move || client.body((&id, &revision, &name), have);
         let idle = &mut || tell(known.size, FetchEvent::Idle);
-        let answer = patiently(request, idle).map_err(RequestError::Permanent)??;
+        let answer = patiently(request, idle).map_err(HubRequestError::Permanent)??;
         let total = match answer.status().as_u16() {
             206 => {
                 let range = content_range(answer.headers());
                 let Some((_, total)) = range.filter(|(start, _)| *start == have) else {
                     let why =
                         format!("the server did not send the requested range, which starts at byte {have}");
-                    return Err(RequestError::Permanent(Kind::Answer(why)));
+                    return Err(HubRequestError::Permanent(Kind::Answer(why)));
                 };
                 Some(total)
             }
@@ -332,27 +334,27 @@ impl Repository {
                     have = 0;
                 }
                 if status == 416 {
-                    return Err(RequestError::Transient(Kind::Status(status)));
+                    return Err(HubRequestError::Transient(Kind::Status(status)));
                 }
                 answer.body().content_length()
             }
         };
         if let Some(found) = total.filter(|&total| total != known.size) {
-            return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
+            return Err(HubRequestError::Permanent(Kind::Size { found, expected: known.size }));
         }
-        let mut body = Parts::read(answer.into_body().into_reader()).map_err(RequestError::Permanent)?;
+        let mut body = BodyParts::read(answer.into_body().into_reader()).map_err(HubRequestError::Permanent)?;
         loop {
             let idle = &mut || tell(known.size, FetchEvent::Idle);
-            let Some(part) = body.next(idle).map_err(RequestError::Permanent)? else { return Ok(()) };
-            let broken = |_| RequestError::Transient(Kind::Broken { found: have, expected: known.size });
+            let Some(part) = body.next(idle).map_err(HubRequestError::Permanent)? else { return Ok(()) };
+            let broken = |_| HubRequestError::Transient(Kind::Broken { found: have, expected: known.size });
             let part = part.map_err(broken)?;
             let found = have + part.len() as u64;
             if found > known.size {
-                return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
+                return Err(HubRequestError::Permanent(Kind::Size { found, expected: known.size }));
             }
             out.write_all(&part).map_err(disk)?;
             have = found;
-            tell(known.size, FetchEvent::Bytes(have)).map_err(RequestError::Permanent)?;
+            tell(known.size, FetchEvent::Bytes(have)).map_err(HubRequestError::Permanent)?;
         }
     }
 }

@@ -8,7 +8,7 @@ use plimsoll_data::train::crops::{
     CropObjective, CropPack, CropPosition, CropSet, CropSettings, CropTask, CropTokenizer, Mutations,
     SamplingLevel, ShuffledCrops, ValidationCrops,
 };
-use plimsoll_data::train::{Bounds, MaskRates, Split};
+use plimsoll_data::train::{MaskRates, PackLimits, Split};
 use proptest::prelude::*;
 
 use super::file;
@@ -75,7 +75,7 @@ fn settings(folder: &Path) -> CropSettings {
         strict: false,
         validation: Some(ValidationCrops { crops: 20, lengths: vec![100, 300, 50] }),
         seed: 3,
-        bounds: Bounds { tokens: 2400, sequences: 8, longest: 140 },
+        bounds: PackLimits { tokens: 2400, sequences: 8, longest: 140 },
         workers: 2,
         prefetch: 1,
     }
@@ -227,7 +227,7 @@ proptest! {
         workers in 1_usize..4,
     ) {
         let folder = folder("crops_resume");
-        let bounds = Bounds { tokens, sequences, longest: 133 };
+        let bounds = PackLimits { tokens, sequences, longest: 133 };
         let base = CropSettings { seed, bounds, ..settings(&folder) };
         for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
             let set = CropSet::open(base.clone()).unwrap();
@@ -273,7 +273,7 @@ fn validation_crops_are_pieces_of_their_records() {
     let changed = CropSettings {
         mutations: Mutations::default(),
         shuffled: ShuffledCrops::default(),
-        bounds: Bounds { tokens: 5000, ..base.bounds },
+        bounds: PackLimits { tokens: 5000, ..base.bounds },
         ..base.clone()
     };
     let ids = |set: &CropSet| {
@@ -302,7 +302,7 @@ fn crops_are_drawn_as_the_levels_say() {
     assert_eq!((stats.train.records, stats.train.bases, stats.train.unknown), (4, 7200, 40));
     assert_eq!((stats.train.short, stats.validation.short, stats.left_out), (1, 0, 1));
     assert_eq!((stats.validation.records, stats.validation.bases), (2, 1200));
-    let bounds = Bounds { tokens: 20_000, sequences: 100, longest: 140 };
+    let bounds = PackLimits { tokens: 20_000, sequences: 100, longest: 140 };
     // Frequencies of (virus, family): with levels, and in proportion to the bases without.
     let roots = |a: f64, b: f64| a.sqrt() / (a.sqrt() + b.sqrt());
     let virus = 0.5 * roots(2000.0, 500.0);
@@ -338,7 +338,7 @@ fn crops_end_with_their_records() {
         mutations: Mutations::default(),
         shuffled: ShuffledCrops::default(),
         validation: None,
-        bounds: Bounds { tokens: 20_000, sequences: 100, longest: 900 },
+        bounds: PackLimits { tokens: 20_000, sequences: 100, longest: 900 },
         ..base
     })
     .unwrap();
@@ -522,7 +522,7 @@ fn tables_and_records_must_agree() {
             .contains("there is no such file")
     );
     let long = Some(ValidationCrops { crops: 1, lengths: vec![100, 901] });
-    let bounds = Bounds { longest: 400, ..base.bounds };
+    let bounds = PackLimits { longest: 400, ..base.bounds };
     let found = refusal(CropSettings { validation: long, bounds, ..base.clone() });
     assert!(
         found.ends_with(
@@ -543,7 +543,7 @@ fn settings_that_contradict_themselves() {
     };
     let tasks = |tasks: Vec<CropTask>| CropSettings { tasks, ..base.clone() };
     let bounds = |tokens, sequences, longest| CropSettings {
-        bounds: Bounds { tokens, sequences, longest },
+        bounds: PackLimits { tokens, sequences, longest },
         ..base.clone()
     };
     let virus = task("virus", &["other", "virus"]);
@@ -625,7 +625,7 @@ fn a_position_is_one_in_its_data() {
         set.stream(Split::Train, position).err().map(|e| e.to_string()).unwrap_or_default()
     };
     let start = set.start();
-    let bounds = Bounds { tokens: 3000, ..base.bounds };
+    let bounds = PackLimits { tokens: 3000, ..base.bounds };
     assert_eq!(refused(CropSettings { workers: 1, validation: None, ..base.clone() }, &start), "");
     let other = "the saved position belongs to other data";
     for changed in [
@@ -690,7 +690,7 @@ fn a_set_holds_at_most_what_its_figures_say() {
             shuffled: ShuffledCrops::default(),
             validation: None,
             longest: 4000,
-            bounds: Bounds { tokens: 50_000, sequences: 40, longest: 1400 },
+            bounds: PackLimits { tokens: 50_000, sequences: 40, longest: 1400 },
             ..base
         };
         let mut opened = None;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use plimsoll_data::weights::{
-    DType, ObjectKind, StoredAs, TensorData, Weights, read_pt_object, write_safetensors,
+    FileDType, ObjectKind, StoredAs, TensorData, Weights, read_pt_object, write_safetensors,
 };
 
 use super::build::{Pickler, STORED, View, ZipFile, counting, one_tensor, torch_file};
@@ -18,7 +18,10 @@ fn esm2_golden_safetensors() {
     assert_eq!(bits, [-0.083_929_5f32, 0.073_126_4, 0.020_873_17].map(f32::to_bits));
     let name = "esm.embeddings.word_embeddings.weight";
     let tensor = weights.expect(name, &[33, 40]).expect("the shape is right");
-    assert_eq!((tensor.dtype(), tensor.elements(), tensor.bytes(), tensor.file()), (DType::F32, 1320, 5280, 0));
+    assert_eq!(
+        (tensor.dtype(), tensor.elements(), tensor.bytes(), tensor.file()),
+        (FileDType::F32, 1320, 5280, 0)
+    );
     let mut part = [0.0; 2];
     weights.read_f32(name, 100..102, &mut part).expect("a range reads");
     assert_eq!(part, [-0.072_428_37, 0.183_497_74]);

@@ -21,7 +21,7 @@ use crate::pipeline::records::{Batch, SequenceTokens};
 use crate::pipeline::shape::{BuildGraph, EncoderShape, HostCosts, Shape, Words};
 use embeddings::EmbeddingFormat;
 use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
-use plimsoll_data::translate::{Orf, Scratch, orfs};
+use plimsoll_data::translate::{Orf, OrfScratch, orfs};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_data::window::record_windows;
 use plimsoll_models::{Encoder, HeadConfig, Output};
@@ -324,7 +324,7 @@ impl WindowSource for Frames {
             dna: self.dna.clone(),
             protein: self.protein.clone(),
             writes_texts: self.writes_texts,
-            scratch: Scratch::default(),
+            scratch: OrfScratch::default(),
             name: String::new(),
         })
     }
@@ -349,7 +349,7 @@ struct FrameTokenizer {
     dna: Tokenizer,
     protein: Tokenizer,
     writes_texts: bool,
-    scratch: Scratch,
+    scratch: OrfScratch,
     /// Reused buffer for the names of windows and frames.
     name: String,
 }
