@@ -16,8 +16,8 @@ use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write
 use plimsoll_data::sequence::{Reader, Record};
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_data::train::{
-    Bounds, Counts, Dataset, Format, MaskRates, Objective, Pack, Settings, Shuffle, Split, TokenizerKind,
-    Validation,
+    Dataset, DatasetFormat, DatasetSettings, MaskRates, Objective, PackLimits, Shuffle, Split, StreamCounts,
+    TokenizerKind, TrainingPack, Validation,
 };
 use plimsoll_data::translate::{OrfScratch, orfs};
 use plimsoll_data::window::record_windows;
@@ -172,13 +172,13 @@ fn packs(folder: &Path, rounds: usize) {
     fs::write(&path, &text).expect("the input can be written");
     println!("packs of {PROTEINS} proteins, one tokenizer thread ({rounds} rounds)");
     for tokens in [1024, 16_384] {
-        let settings = Settings {
+        let settings = DatasetSettings {
             train: vec![path.clone()],
             validation: Validation::None,
-            format: Format::Sequences,
+            format: DatasetFormat::Sequences,
             tokens: TokenizerKind::Esm,
             task: Objective::Masked(MaskRates::BERT),
-            bounds: Bounds { tokens, sequences: tokens / 8, longest: 1024 },
+            bounds: PackLimits { tokens, sequences: tokens / 8, longest: 1024 },
             seed: 0,
             shuffle: Shuffle { documents: 10_000, bytes: 64 << 20 },
             longest_document: 1 << 20,
@@ -187,8 +187,8 @@ fn packs(folder: &Path, rounds: usize) {
             prefetch: 2,
         };
         let data = Dataset::open(settings).expect("the data");
-        let mut pack = Pack::with_capacity(&data.settings().bounds);
-        let mut counts = Counts::default();
+        let mut pack = TrainingPack::with_capacity(&data.settings().bounds);
+        let mut counts = StreamCounts::default();
         let times = (0..rounds).map(|_| {
             timed(|| {
                 let mut stream = data.stream(Split::Train, &data.start()).expect("a stream");

@@ -34,16 +34,16 @@ fn is_pipe(path: &Path) -> Result<bool> {
     }
 }
 
-/// Returns the bytes of the file at `path`, which may have at most `most` bytes.
+/// Returns the bytes of the file at `path`, which may have at most `max_bytes` bytes.
 ///
 /// # Errors
 /// I/O errors of the system; `FileTooLarge` with the limit in its text if the file is larger; `InvalidData` if it is a pointer
 /// of Git LFS instead of the file itself.
-pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
+pub fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most {
-        return Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes")));
+    open(path)?.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {max_bytes} bytes")));
     }
     if foreign::is_lfs_pointer(&bytes) {
         return Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER));
@@ -51,12 +51,12 @@ pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns the text of the file at `path`, which may have at most `most` bytes.
+/// Returns the text of the file at `path`, which may have at most `max_bytes` bytes.
 ///
 /// # Errors
 /// The errors of [`read`], and `InvalidData` if the file is not UTF-8.
-pub fn read_text(path: &Path, most: u64) -> Result<String> {
-    String::from_utf8(read(path, most)?).map_err(|_| Error::new(ErrorKind::InvalidData, "not UTF-8"))
+pub fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
+    String::from_utf8(read(path, max_bytes)?).map_err(|_| Error::new(ErrorKind::InvalidData, "not UTF-8"))
 }
 
 #[cfg(test)]

@@ -69,9 +69,12 @@ pub fn encode_known(bases: &[u8], out: &mut Vec<i32>) -> usize {
     encode(bases, out);
     let length = frame_of(bases.len());
     let tokens = &mut out[start..];
-    let known = |frame: &[i32]| frame.iter().filter(|&&token| token != UNKNOWN).count();
     // `max(1)`: chunks of 0 tokens are a panic, and a sequence without codons has no chunks.
-    let fewest = tokens.chunks(length.max(1)).map(known).min().unwrap_or(0);
+    let fewest = tokens
+        .chunks(length.max(1))
+        .map(|frame| frame.iter().filter(|&&token| token != UNKNOWN).count())
+        .min()
+        .unwrap_or(0);
     if fewest == length {
         return length;
     }

@@ -55,10 +55,9 @@ impl TokenPack {
         let mut packs: Vec<Self> = vec![];
         for (&[start, end], &owner) in self.spans.iter().zip(&self.owners) {
             let tokens = &self.tokens[start as usize..end as usize];
-            let fits = |pack: &Self| {
+            if !packs.last().is_some_and(|pack| {
                 pack.tokens.len() + tokens.len() <= max_tokens && pack.owners.len() < max_sequences
-            };
-            if !packs.last().is_some_and(fits) {
+            }) {
                 packs.push(Self::default());
             }
             if let Some(pack) = packs.last_mut() {

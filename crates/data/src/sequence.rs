@@ -75,7 +75,7 @@ pub struct Reader {
     /// Notes on files that were read to their end.
     notes: Vec<InputNote>,
     /// Upper bounds on the records, for input whose [`InputExtent`] could not be measured beforehand.
-    most: Option<InputExtent>,
+    bounds: Option<InputExtent>,
     /// Records read so far.
     records: u64,
 }
@@ -145,7 +145,7 @@ struct ReadRules<'a> {
     /// Whether all bytes of sequence lines but white space are kept.
     keep_bytes: bool,
     keep_qualities: bool,
-    most: Option<&'a InputExtent>,
+    bounds: Option<&'a InputExtent>,
 }
 
 /// The format of a sequence file.
@@ -158,7 +158,7 @@ pub enum SequenceFormat {
 }
 
 /// Checks the format of a file and the name of its first record, without holding the record in memory.
-pub fn look(path: &Path) -> Result<(), DataError> {
+pub fn check_start(path: &Path) -> Result<(), DataError> {
     let mut open = OpenSequences::new(LineSource::open(path)?)?;
     let mut title = Vec::new();
     match open.measure(&mut title)? {
@@ -231,29 +231,27 @@ impl Reader {
     }
 
     fn over(waiting: VecDeque<PathBuf>, current: Option<OpenSequences>, total_bytes: Option<u64>) -> Self {
-        let finished = Vec::new();
-        let title = Vec::new();
         Reader {
             waiting,
             current,
-            finished,
+            finished: Vec::new(),
             finished_bytes: 0,
             total_bytes,
-            title,
+            title: Vec::new(),
             keep_qualities: false,
             alphabet: Alphabet::Nucleotides,
             keep_bytes: false,
             accept_texts: false,
             notes: vec![],
-            most: None,
+            bounds: None,
             records: 0,
         }
     }
 
-    /// Makes a record beyond the bounds `most` an error before it is held in memory. For pipes, whose records cannot be
+    /// Makes a record beyond `bounds` an error before it is held in memory. For pipes, whose records cannot be
     /// measured before memory is planned.
-    pub fn hold_to(&mut self, most: InputExtent) {
-        self.most = Some(most);
+    pub fn hold_to(&mut self, bounds: InputExtent) {
+        self.bounds = Some(bounds);
     }
 
     /// Accepts files of texts: `.txt`, with a text on each line, and `.jsonl`, with a JSON object on each line, of which the
@@ -315,6 +313,15 @@ impl Reader {
         self.current.as_ref().map(|open| (open.source.path(), open.line))
     }
 
+    /// Adds the id of `record`, the last record, with its file and line to an error.
+    pub(crate) fn error_at(&self, record: &Record, error: DataError) -> DataError {
+        let error = error.with_id(record.id.as_str());
+        match self.position() {
+            Some((path, line)) => error.with_path(path).with_line(line),
+            None => error,
+        }
+    }
+
     /// Returns the files that were read to their end so far, in order, with the SHA-256 of their stored bytes. These
     /// are all files once [`Reader::read_into`] has returned false.
     pub fn inputs(&self) -> &[Input] {
@@ -338,15 +345,17 @@ impl Reader {
                 alphabet: self.alphabet,
                 keep_bytes: self.keep_bytes,
                 keep_qualities: self.keep_qualities,
-                most: self.most.as_ref(),
+                bounds: self.bounds.as_ref(),
             };
             if let Some(open) = &mut self.current
                 && open.read(record, &mut self.title, rules)?
             {
                 open.records += 1;
                 self.records += 1;
-                if let Some(most) = self.most.as_ref().map(|most| most.records).filter(|&n| self.records > n) {
-                    return Err(open.no_room(&format!("there are more than {most} records")));
+                if let Some(max) =
+                    self.bounds.as_ref().map(|bounds| bounds.records).filter(|&n| self.records > n)
+                {
+                    return Err(open.no_room(&format!("there are more than {max} records")));
                 }
                 return Ok(true);
             }
@@ -430,8 +439,8 @@ impl OpenSequences {
         title: &mut Vec<u8>,
         rules: ReadRules<'_>,
     ) -> Result<bool, DataError> {
-        let [letters, named, titled] = rules.most.map_or([usize::MAX; 3], |most| {
-            [most.longest, most.longest_name, most.longest_title]
+        let [max_letters, max_name, max_title] = rules.bounds.map_or([usize::MAX; 3], |bounds| {
+            [bounds.longest, bounds.longest_name, bounds.longest_title]
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
         });
         record.id.clear();
@@ -439,9 +448,9 @@ impl OpenSequences {
         record.seq.clear();
         record.quality.clear();
         if let Some(texts) = self.texts {
-            let Some(line) = texts.read(&mut self.source, record, letters)? else { return Ok(false) };
+            let Some(line) = texts.read(&mut self.source, record, max_letters)? else { return Ok(false) };
             self.line = line;
-            return self.is_bounded(record, letters, named).map(|()| true);
+            return self.is_bounded(record, max_letters, max_name).map(|()| true);
         }
         let Some(first) = self.source.skip_blank()? else { return Ok(false) };
         if self.format == SequenceFormat::Fastq && first != b'@' {
@@ -451,26 +460,26 @@ impl OpenSequences {
         self.doubtful = None;
         self.source.skip_byte();
         title.clear();
-        self.source.line_pieces(|piece| take(title, piece, titled))?;
-        if title.len() > titled {
-            return Err(self.no_room(&format!("a title has more than {titled} bytes")));
+        self.source.line_pieces(|piece| take(title, piece, max_title))?;
+        if title.len() > max_title {
+            return Err(self.no_room(&format!("a title has more than {max_title} bytes")));
         }
         self.name(title, &mut record.id)?;
-        self.is_bounded(record, usize::MAX, named)?;
+        self.is_bounded(record, usize::MAX, max_name)?;
         record.description.extend_from_slice(after_first_word(title));
         let mut cleaner = LineCleaner::new(rules.alphabet, self.format == SequenceFormat::Fastq);
         if rules.keep_bytes {
             cleaner.keep_all();
         }
         match self.format {
-            SequenceFormat::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
+            SequenceFormat::Fasta => self.fasta_sequence(record, &mut cleaner, max_letters)?,
             SequenceFormat::Fastq => {
-                let sizes = FastqSizes { keep_qualities: rules.keep_qualities, most: letters };
+                let sizes = FastqSizes { keep_qualities: rules.keep_qualities, max_letters };
                 self.fastq_sequence(record, &mut cleaner, title, sizes)
                     .map_err(|e| e.with_id(record.id.as_str()))?;
             }
         }
-        self.is_bounded(record, letters, named)?;
+        self.is_bounded(record, max_letters, max_name)?;
         if let Some(why) = cleaner.refusal(&record.seq) {
             return Err(self.at_title(why).with_id(record.id.as_str()));
         }
@@ -530,10 +539,11 @@ impl OpenSequences {
         let mut letters = 0;
         let mut characters = 0;
         let end = if self.format == SequenceFormat::Fasta { b'>' } else { b'+' };
-        let is_kept = |byte: &&u8| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids);
         while self.source.peek()?.is_some_and(|first| first != end) {
             self.source.line_pieces(|piece| {
-                letters += piece.iter().filter(is_kept).count() as u64;
+                letters +=
+                    piece.iter().filter(|byte| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids)).count()
+                        as u64;
                 characters += piece.iter().filter(|&&b| !is_blank(b)).count() as u64;
             })?;
         }
@@ -585,32 +595,32 @@ impl OpenSequences {
         DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
     }
 
-    /// Reads all lines up to the next title, or until the record has more than `most` letters.
+    /// Reads all lines up to the next title, or until the record has more than `max_letters` letters.
     fn fasta_sequence(
         &mut self,
         record: &mut Record,
         cleaner: &mut LineCleaner,
-        most: usize,
+        max_letters: usize,
     ) -> Result<(), DataError> {
-        while record.seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
-            self.sequence_line(record, cleaner, most)?;
+        while record.seq.len() <= max_letters && !matches!(self.source.peek()?, None | Some(b'>')) {
+            self.sequence_line(record, cleaner, max_letters)?;
         }
         Ok(())
     }
 
-    /// Appends the letters of the rest of a line to the record. Once it has more than `most` letters, the remaining pieces of
+    /// Appends the letters of the rest of a line to the record. Once it has more than `max_letters` letters, the remaining pieces of
     /// the line are skipped.
     fn sequence_line(
         &mut self,
         record: &mut Record,
         cleaner: &mut LineCleaner,
-        most: usize,
+        max_letters: usize,
     ) -> Result<(), DataError> {
         let line = self.source.line();
         let seq = &mut record.seq;
         cleaner.begin_line();
         self.source.line_pieces(|piece| {
-            if seq.len() <= most {
+            if seq.len() <= max_letters {
                 reserve(seq, piece.len());
                 cleaner.push(piece, line, seq);
             }
@@ -631,25 +641,25 @@ impl OpenSequences {
         title: &mut Vec<u8>,
         sizes: FastqSizes,
     ) -> Result<(), DataError> {
-        let FastqSizes { keep_qualities, most } = sizes;
+        let FastqSizes { keep_qualities, max_letters } = sizes;
         loop {
             match self.source.peek()? {
-                _ if record.seq.len() > most => return Ok(()),
+                _ if record.seq.len() > max_letters => return Ok(()),
                 None => return Err(self.fastq("the file ends before its '+' line")),
                 Some(b'+') => break,
-                Some(_) => self.sequence_line(record, cleaner, most)?,
+                Some(_) => self.sequence_line(record, cleaner, max_letters)?,
             }
         }
         self.source.skip_byte();
         let length = title.trim_ascii_end().len();
         title.truncate(length);
-        // The second title needs at most one byte more than the first: if it is longer than `most`, it differs, unless
+        // The second title needs at most one byte more than the first: if it is longer than `max_bytes`, it differs, unless
         // the rest of it is blank.
-        let most = 2 * length + 1;
+        let max_bytes = 2 * length + 1;
         let mut longer = false;
         self.source.line_pieces(|piece| {
-            longer |= title.len() > most && !piece.iter().all(|&b| is_blank(b));
-            take(title, piece, most);
+            longer |= title.len() > max_bytes && !piece.iter().all(|&b| is_blank(b));
+            take(title, piece, max_bytes);
         })?;
         let (first, second) = title.split_at(length);
         let second = second.trim_ascii_end();
@@ -681,12 +691,11 @@ impl OpenSequences {
             }
             let before = quality;
             self.source.line_pieces(|piece| {
-                let letters = || piece.iter().filter(|&&b| !is_blank(b));
                 let enough = quality > seq.len();
-                quality += letters().count();
+                quality += piece.iter().filter(|&&b| !is_blank(b)).count();
                 if keep && !enough {
                     reserve(qualities, piece.len());
-                    qualities.extend(letters());
+                    qualities.extend(piece.iter().filter(|&&b| !is_blank(b)));
                 }
             })?;
             lines += 1;
@@ -726,7 +735,7 @@ impl OpenSequences {
 struct FastqSizes {
     keep_qualities: bool,
     /// Maximum number of letters.
-    most: usize,
+    max_letters: usize,
 }
 
 /// Sizes of a record that was skipped, in bytes.
@@ -737,11 +746,15 @@ struct MeasuredRecord {
 
 /// Returns a title without its first word and without whitespace around the rest.
 fn after_first_word(title: &[u8]) -> &[u8] {
-    let trim_start = |text: &[u8]| text.iter().take_while(|&&b| is_blank(b)).count();
-    let title = &title[trim_start(title)..];
+    let title = &title[leading_blanks(title)..];
     let rest = &title[title.iter().take_while(|&&b| !is_blank(b)).count()..];
-    let rest = &rest[trim_start(rest)..];
+    let rest = &rest[leading_blanks(rest)..];
     &rest[..rest.len() - rest.iter().rev().take_while(|&&b| is_blank(b)).count()]
+}
+
+/// Number of blanks at the start of a text.
+fn leading_blanks(text: &[u8]) -> usize {
+    text.iter().take_while(|&&b| is_blank(b)).count()
 }
 
 /// Returns whether `b` is ASCII whitespace in the sense of Python's `str.split()`.
@@ -755,9 +768,9 @@ pub(crate) fn is_letter_or_unknown(byte: u8) -> bool {
     !matches!(ByteClass::of(byte), ByteClass::Blank | ByteClass::Digit | ByteClass::Gap)
 }
 
-/// Appends a piece of a line to `text`, unless `text` is already longer than `most`.
-fn take(text: &mut Vec<u8>, piece: &[u8], most: usize) {
-    if text.len() <= most {
+/// Appends a piece of a line to `text`, unless `text` is already longer than `max_bytes`.
+fn take(text: &mut Vec<u8>, piece: &[u8], max_bytes: usize) {
+    if text.len() <= max_bytes {
         text.extend_from_slice(piece);
     }
 }

@@ -161,9 +161,8 @@ impl OrfScratch {
         self.dropped = self.bases.iter().fold(0, |all, b| all | b) & OTHER != 0;
         self.bases.extend([OTHER; 2]);
         let codons = self.bases.iter().zip(&self.bases[1..]).zip(&self.bases[2..]);
-        let codon = |((a, b), c): ((&u8, &u8), &u8)| (a << 4 | b << 2 | c) & 0x3f | (a | b | c) & OTHER;
         self.codons.clear();
-        self.codons.extend(codons.map(codon));
+        self.codons.extend(codons.map(|((a, b), c)| (a << 4 | b << 2 | c) & 0x3f | (a | b | c) & OTHER));
     }
 }
 

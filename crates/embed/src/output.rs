@@ -400,8 +400,8 @@ impl Sink {
                 let layout = TableLayout {
                     columns: schema.states.columns(),
                     width: schema.width,
-                    values: schema.values,
-                    tokens: schema.states.pool == Pool::Tokens,
+                    value_type: schema.values,
+                    by_token: schema.states.pool == Pool::Tokens,
                 };
                 let metadata = texts(metadata);
                 let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (*k, v.as_str())).collect();
@@ -420,7 +420,7 @@ impl Sink {
             }
             SinkWriter::Npz(writer) => writer.write(id, length, values)?,
             SinkWriter::Safetensors(writer) => writer.write(id, values)?,
-            SinkWriter::Parquet(writer) => writer.row(id, length, values)?,
+            SinkWriter::Parquet(writer) => writer.write_sequence(id, length, values)?,
         }
         Ok(())
     }

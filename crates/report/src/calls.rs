@@ -5,7 +5,7 @@ use crate::chart::{
     AxisLabel, BarRow, Course, CourseRegion, CourseStep, Histogram, ScatterChart, ScatterPoint, bars,
 };
 use crate::columns::{CALLS, ColumnKind, SERIES, TableForm};
-use crate::html::{bases, date, decimal, escape, json_string, percent, whole};
+use crate::html::{bases, date, decimal, escape, grouped, json_string, percent};
 use crate::page::{HtmlPage, PageSection};
 use crate::results::{PredictionResults, WindowScore};
 use crate::survey::{
@@ -99,7 +99,7 @@ pub fn page(mut results: PredictionResults, title: Option<&str>) -> Result<HtmlP
 /// Summary below the title: input, model, date and counts.
 fn lead(results: &PredictionResults, survey: &PageStatistics, untrained: bool) -> String {
     let run = &results.run;
-    let mut parts = vec![format!("{} records", whole(survey.records))];
+    let mut parts = vec![format!("{} records", grouped(survey.records))];
     let models = ["caller", "head"].into_iter().find_map(|key| file_name(&run["models"][key]));
     parts.extend(models.map(|model| format!("model {}", escape(&model))));
     parts.push(format!("plimsoll {}", escape(&text(&run["plimsoll"]))));
@@ -153,11 +153,11 @@ fn viruses(results: &PredictionResults) -> Result<String, DataError> {
     }
     let which = match total {
         1 => "The record called virus, or the provirus, of this run.".to_owned(),
-        _ if total <= MOST_VIRUSES => format!("All {} viruses and proviruses.", whole(total)),
+        _ if total <= MOST_VIRUSES => format!("All {} viruses and proviruses.", grouped(total)),
         _ => format!(
             "The first {} of {} viruses and proviruses; viruses.tsv has all rows.",
-            whole(MOST_VIRUSES),
-            whole(total)
+            grouped(MOST_VIRUSES),
+            grouped(total)
         ),
     };
     let headings = HEADINGS.map(|heading| format!("<th scope=\"col\">{heading}</th>")).concat();
@@ -182,8 +182,8 @@ fn score_range(bin: usize) -> String {
 /// Cards and charts.
 fn overview(results: &PredictionResults, survey: &PageStatistics) -> String {
     let total = survey.records;
-    let detail = format!("{}, {} windows", bases(survey.bases), whole(survey.windows));
-    let mut cards = card("", "Records", &whole(total), &detail);
+    let detail = format!("{}, {} windows", bases(survey.bases), grouped(survey.windows));
+    let mut cards = card("", "Records", &grouped(total), &detail);
     for (place, (word, series)) in CALLS.into_iter().enumerate() {
         let count = survey.calls[place];
         // Calls that every run has; the others only where they occur.
@@ -192,11 +192,11 @@ fn overview(results: &PredictionResults, survey: &PageStatistics) -> String {
             let title = ["Virus", "No call", "Other", "Skipped", "Untrained"][place];
             let detail = format!("{}, {}", percent(count.records, total), bases(count.bases));
             debug_assert!(word.eq_ignore_ascii_case(&title.replace(' ', "_")));
-            cards += &card(&class, title, &whole(count.records), &detail);
+            cards += &card(&class, title, &grouped(count.records), &detail);
         }
     }
     if results.has_regions {
-        cards += &card("", "Regions", &whole(survey.regions), &bases(survey.region_bases));
+        cards += &card("", "Regions", &grouped(survey.regions), &bases(survey.region_bases));
     }
     let virus = survey.calls[0].records;
     if results.form == TableForm::Caller && virus > 0 {
@@ -228,7 +228,7 @@ fn overview(results: &PredictionResults, survey: &PageStatistics) -> String {
                 .map(|&LengthScore { length, score, series }| ScatterPoint {
                     x: axis.position(length),
                     y: score,
-                    text: format!("{} bases, score {score:.4}", whole(length)),
+                    text: format!("{} bases, score {score:.4}", grouped(length)),
                     series,
                 })
                 .collect();
@@ -315,7 +315,7 @@ impl LengthAxis {
     fn range(&self, bin: usize) -> String {
         let [first, next] =
             [bin, bin + 1].map(|edge| 10_f64.powf((edge + self.low) as f64 / DECADE as f64).ceil() as u64);
-        format!("{} to {}", whole(first), whole(next - 1))
+        format!("{} to {}", grouped(first), grouped(next - 1))
     }
 }
 
@@ -386,8 +386,8 @@ fn add_step(steps: &mut Vec<CourseStep>, index: u64, number: u64, window: Window
 fn course_region(region: &RegionRow) -> CourseRegion {
     let text = format!(
         "{} to {} ({}, score {})",
-        whole(region.start),
-        whole(region.end),
+        grouped(region.start),
+        grouped(region.end),
         bases(region.end - region.start + 1),
         decimal(region.score, 2)
     );
@@ -404,9 +404,9 @@ fn track(results: &PredictionResults, record: &TrackRecord, steps: Vec<CourseSte
     let more = match record.region_count.saturating_sub(LISTED_REGIONS) {
         0 => String::new(),
         n if record.region_count > MOST_REGIONS => {
-            format!("{} more, of which {} are drawn", whole(n as u64), MOST_REGIONS - LISTED_REGIONS)
+            format!("{} more, of which {} are drawn", grouped(n as u64), MOST_REGIONS - LISTED_REGIONS)
         }
-        n => format!("{} more", whole(n as u64)),
+        n => format!("{} more", grouped(n as u64)),
     };
     listed.extend(Some(more.as_str()).filter(|more| !more.is_empty()));
     let below = if listed.is_empty() {
@@ -421,8 +421,8 @@ fn track(results: &PredictionResults, record: &TrackRecord, steps: Vec<CourseSte
         "<figure>\n<figcaption><h3>{}</h3><p>{call}, score {:.4}, {} bases, {} windows</p></figcaption>\n{}{below}</figure>\n",
         escape(&record.name),
         record.score,
-        whole(record.length),
-        whole(windows),
+        grouped(record.length),
+        grouped(windows),
         course.html()
     )
 }
@@ -516,16 +516,16 @@ fn which(selection: &Selection, kept: usize, has_regions: bool) -> String {
     let kind = if has_regions { "called virus or with regions" } else { "called virus" };
     let first = match selection.listable {
         0 => format!("no record is {kind}"),
-        listable if listable == listed => format!("all {} {kind}", whole(listable)),
-        listable => format!("of {} {kind}, the {} with the highest scores", whole(listable), whole(listed)),
+        listable if listable == listed => format!("all {} {kind}", grouped(listable)),
+        listable => format!("of {} {kind}, the {} with the highest scores", grouped(listable), grouped(listed)),
     };
     format!(
         "The table has {} of {} records: {first}, and an even random sample of {} of the {} others. Counts and charts are \
          of all records; predictions.tsv has all rows.",
-        whole(kept as u64),
-        whole(total),
-        whole(sampled),
-        whole(selection.others)
+        grouped(kept as u64),
+        grouped(total),
+        grouped(sampled),
+        grouped(selection.others)
     )
 }
 
@@ -580,7 +580,7 @@ fn errors(results: &PredictionResults, survey: &PageStatistics) -> String {
             html,
             "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td>",
             bases(row["length"].as_u64().unwrap_or(0)),
-            whole(*nearest),
+            grouped(*nearest),
             row["auroc"].as_f64().map_or("–".to_owned(), |auroc| format!("{auroc:.3}")),
             row["ece"].as_f64().map_or("–".to_owned(), |error| format!("{error:.3}"))
         );
@@ -681,9 +681,9 @@ fn notes(results: &PredictionResults) -> Result<String, DataError> {
         return Ok("<p>The run has no notes.</p>\n".to_owned());
     }
     let kinds: Vec<String> =
-        kinds.iter().map(|(kind, count)| format!("{} {}", whole(*count), escape(kind))).collect();
+        kinds.iter().map(|(kind, count)| format!("{} {}", grouped(*count), escape(kind))).collect();
     let first = if total > MOST_NOTES as u64 {
-        format!(" The first {MOST_NOTES} of {}; notes.tsv has all of them.", whole(total))
+        format!(" The first {MOST_NOTES} of {}; notes.tsv has all of them.", grouped(total))
     } else {
         String::new()
     };
@@ -712,10 +712,10 @@ fn file_name(path: &Value) -> Option<String> {
 }
 
 /// The first texts, and the number of the others.
-fn some_of(texts: &[String], most: usize) -> String {
-    let shown = texts[..texts.len().min(most)].join(", ");
-    match texts.len().saturating_sub(most) {
+fn some_of(texts: &[String], max_shown: usize) -> String {
+    let shown = texts[..texts.len().min(max_shown)].join(", ");
+    match texts.len().saturating_sub(max_shown) {
         0 => shown,
-        more => format!("{shown} and {} more", whole(more as u64)),
+        more => format!("{shown} and {} more", grouped(more as u64)),
     }
 }

@@ -2,7 +2,7 @@
 //! are classes of the style sheet, so that they follow the colour scheme; every mark has a text.
 
 use crate::columns::SERIES;
-use crate::html::{bases, decimal, escape, percent, whole};
+use crate::html::{bases, decimal, escape, grouped, percent};
 use crate::survey::SeriesCounts;
 use std::fmt::Write;
 
@@ -38,9 +38,9 @@ impl Histogram<'_> {
     /// The chart, with its numbers as a table.
     pub fn html(&self) -> String {
         let totals: Vec<u64> = self.bins.iter().map(|bin| bin.iter().sum()).collect();
-        let most = totals.iter().copied().max().unwrap_or(0).max(1);
+        let highest = totals.iter().copied().max().unwrap_or(0).max(1);
         let fewest = totals.iter().copied().filter(|&n| n > 0).min().unwrap_or(1);
-        let scale = BarScale::new(most, most / fewest >= LOGARITHMIC);
+        let scale = BarScale::new(highest, highest / fewest >= LOGARITHMIC);
         let width = 100.0 / self.bins.len().max(1) as f64;
         let mut marks = String::new();
         let mut rows = String::new();
@@ -52,7 +52,7 @@ impl Histogram<'_> {
                 .iter()
                 .zip(bin)
                 .filter(|(_, n)| **n > 0)
-                .map(|((name, _), n)| format!("{} {name}", whole(*n)))
+                .map(|((name, _), n)| format!("{} {name}", grouped(*n)))
                 .collect();
             let range = (self.range)(place);
             let _ = write!(marks, "<g><title>{}: {}</title>", escape(&range), parts.join(", "));
@@ -70,7 +70,7 @@ impl Histogram<'_> {
                 }
             }
             marks.push_str("</g>");
-            let cells: String = bin.iter().map(|&n| format!("<td>{}</td>", whole(n))).collect();
+            let cells: String = bin.iter().map(|&n| format!("<td>{}</td>", grouped(n))).collect();
             let _ = writeln!(rows, "<tr><th scope=\"row\">{}</th>{cells}</tr>", escape(&range));
         }
         let mut axes = scale.lines();
@@ -152,7 +152,7 @@ impl ScatterChart<'_> {
     /// Draws the grid: the colour of a cell is that of its most frequent series, its opacity grows with the logarithm of
     /// its records.
     fn cells(&self, marks: &mut String) -> &'static str {
-        let most = self.grid.iter().flatten().map(|cell| cell.iter().sum::<u64>()).max().unwrap_or(1);
+        let highest = self.grid.iter().flatten().map(|cell| cell.iter().sum::<u64>()).max().unwrap_or(1);
         let width = 100.0 / self.grid.len().max(1) as f64;
         for (column, cells) in self.grid.iter().enumerate() {
             let height = 100.0 / cells.len().max(1) as f64;
@@ -162,14 +162,14 @@ impl ScatterChart<'_> {
                     continue;
                 }
                 let series = (0..SERIES.len()).rev().max_by_key(|&s| cell[s]).unwrap_or(0);
-                let depth = 0.2 + 0.8 * (total as f64).ln_1p() / (most as f64).ln_1p();
+                let depth = 0.2 + 0.8 * (total as f64).ln_1p() / (highest as f64).ln_1p();
                 let x = width * column as f64;
                 let y = 100.0 - height * (row + 1) as f64;
                 let _ = write!(
                     marks,
                     "<g opacity=\"{}\"><title>{} records</title>{}</g>",
                     decimal(depth, 2),
-                    whole(total),
+                    grouped(total),
                     rect(SERIES[series].1, x, y, width, height)
                 );
             }
@@ -190,7 +190,7 @@ pub struct BarRow {
 
 /// Horizontal bars with their numbers, as a table.
 pub fn bars(title: &str, note: &str, rows: &[BarRow], total: u64) -> String {
-    let most = rows.iter().map(|row| row.count).max().unwrap_or(0).max(1);
+    let highest = rows.iter().map(|row| row.count).max().unwrap_or(0).max(1);
     let mut body = String::new();
     for row in rows {
         let _ = writeln!(
@@ -198,8 +198,8 @@ pub fn bars(title: &str, note: &str, rows: &[BarRow], total: u64) -> String {
             "<tr><th scope=\"row\">{}</th><td class=\"bar\" aria-hidden=\"true\"><svg>{}</svg></td><td>{}</td>\
              <td>{}</td></tr>",
             escape(&row.text),
-            rect(row.class, 0.0, 0.0, 100.0 * row.count as f64 / most as f64, 100.0),
-            whole(row.count),
+            rect(row.class, 0.0, 0.0, 100.0 * row.count as f64 / highest as f64, 100.0),
+            grouped(row.count),
             percent(row.count, total)
         );
     }
@@ -318,21 +318,21 @@ fn round_positions(length: u64) -> Vec<AxisLabel> {
     numbers.map(label).collect()
 }
 
-/// The smallest of 1, 2 and 5 times a power of 10 of which `most` has at most `parts`.
-fn round_step(most: f64, parts: f64) -> f64 {
-    let unit = 10_f64.powf((most / parts).log10().floor());
-    [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| most / n <= parts).unwrap_or(10.0 * unit)
+/// The smallest of 1, 2 and 5 times a power of 10 of which `extent` has at most `parts`.
+fn round_step(extent: f64, parts: f64) -> f64 {
+    let unit = 10_f64.powf((extent / parts).log10().floor());
+    [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| extent / n <= parts).unwrap_or(10.0 * unit)
 }
 
 /// Heights of bars: linear, or logarithmic so that bins with few records stay visible beside those with many.
 struct BarScale {
-    most: f64,
+    highest: f64,
     logarithmic: bool,
 }
 
 impl BarScale {
-    fn new(most: u64, logarithmic: bool) -> Self {
-        BarScale { most: most as f64, logarithmic }
+    fn new(highest: u64, logarithmic: bool) -> Self {
+        BarScale { highest: highest as f64, logarithmic }
     }
 
     /// Height of a bar, from 0 to 1. On the logarithmic scale a single record is visible.
@@ -343,9 +343,9 @@ impl BarScale {
         }
         if self.logarithmic {
             // log10(1) is 0, so 0.3 is the height of one record in decades.
-            (count.log10() + 0.3) / (self.most.log10() + 0.3)
+            (count.log10() + 0.3) / (self.highest.log10() + 0.3)
         } else {
-            count / self.most
+            count / self.highest
         }
     }
 
@@ -353,14 +353,14 @@ impl BarScale {
     fn lines(&self) -> String {
         let mut numbers = vec![];
         if self.logarithmic {
-            let decades = self.most.log10() as u32;
+            let decades = self.highest.log10() as u32;
             let step = decades / 4 + 1;
             numbers.extend((0..=decades).step_by(step as usize).map(|power| 10_u64.pow(power)));
         } else {
-            let step = round_step(self.most, 4.0).max(1.0) as u64;
-            numbers.extend((0..).map(|n| n * step).take_while(|&n| n as f64 <= self.most));
+            let step = round_step(self.highest, 4.0).max(1.0) as u64;
+            numbers.extend((0..).map(|n| n * step).take_while(|&n| n as f64 <= self.highest));
         }
-        numbers.into_iter().map(|n| left_label(self.height(n), &whole(n))).collect()
+        numbers.into_iter().map(|n| left_label(self.height(n), &grouped(n))).collect()
     }
 }
 

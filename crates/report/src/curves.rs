@@ -2,7 +2,7 @@
 //! which replaces its marks by equal ones when runs are hidden or the range of steps changes.
 
 use crate::chart::{AxisLabel, bottom_labels, left_label};
-use crate::html::{decimal, escape, whole};
+use crate::html::{decimal, escape, grouped};
 use plimsoll_runtime::series::Point;
 use plimsoll_train::charts::{Axis, Chart, KeyEntry, Line, dashes};
 use plimsoll_train::history::{ExpertLoad, RunEvent};
@@ -33,7 +33,7 @@ pub struct Curves<'a> {
     /// Events to mark.
     pub events: &'a [MarkedEvent<'a>],
     /// Maximum number of points of a line that are drawn without a script.
-    pub most: usize,
+    pub max_points: usize,
 }
 
 impl Curves<'_> {
@@ -107,7 +107,7 @@ impl Curves<'_> {
             "<g class=\"event r{run}\"><title>{}, step {}: {} {}</title><line x1=\"{x}%\" x2=\"{x}%\" y1=\"0\" y2=\"100%\"/><rect \
              x=\"{x}%\" y=\"-8\" width=\"4\" height=\"8\" transform=\"translate(-2 0)\"/></g>",
             escape(&self.names[run]),
-            whole(step),
+            grouped(step),
             escape(&event.name),
             escape(&event.text)
         )
@@ -115,7 +115,7 @@ impl Curves<'_> {
 
     /// Appends the band and the line to `inner`, and the dots of a marked line to `dots`.
     fn line(&self, line: &Line, axis: &Axis, inner: &mut String, dots: &mut String) {
-        let points = Point::in_groups(&line.points, self.most);
+        let points = Point::in_groups(&line.points, self.max_points);
         let mut curve = String::new();
         let mut upper = String::new();
         let mut lower = vec![];
@@ -161,13 +161,13 @@ pub fn steps(end: u64) -> Vec<AxisLabel> {
     let ticks = axis.ticks(5.0, 1.0).into_iter();
     let whole_only = ticks.filter(|(step, _)| step.fract() == 0.0);
     whole_only
-        .map(|(step, _)| AxisLabel { position: step / end.max(1) as f64, text: whole(step as u64) })
+        .map(|(step, _)| AxisLabel { position: step / end.max(1) as f64, text: grouped(step as u64) })
         .collect()
 }
 
 /// The map of the load of the experts of a layer: a row for each expert, a column for each range of steps.
-pub fn load_map(title: &str, load: &ExpertLoad, end: u64, most: usize) -> String {
-    let columns = load.thinned(most);
+pub fn load_map(title: &str, load: &ExpertLoad, end: u64, max_columns: usize) -> String {
+    let columns = load.thinned(max_columns);
     let mut paths = vec![String::new(); SHADES];
     // A step fills the space from the step before it, so a column begins where the last step of the one before it ends.
     let edges =

@@ -43,7 +43,7 @@ pub fn json_string(text: &str) -> String {
 }
 
 /// A whole number with narrow no-break spaces between groups of three digits; numbers of four digits have none.
-pub fn whole(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     if digits.len() <= 4 {
         return digits;
@@ -128,7 +128,7 @@ mod tests {
         for (number, text) in
             [(0, "0"), (9999, "9999"), (10_000, "10\u{202f}000"), (1_234_567, "1\u{202f}234\u{202f}567")]
         {
-            assert_eq!(whole(number), text);
+            assert_eq!(grouped(number), text);
         }
         for (part, total, text) in [
             (0, 0, "–"),

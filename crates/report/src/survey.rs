@@ -67,20 +67,20 @@ impl Ord for KeptRow {
 /// The rows with the smallest keys.
 #[derive(Clone, Debug)]
 struct SmallestRows {
-    most: usize,
+    capacity: usize,
     rows: BinaryHeap<KeptRow>,
     /// Number of rows that were offered.
     offered: u64,
 }
 
 impl SmallestRows {
-    fn new(most: usize) -> Self {
-        SmallestRows { most, rows: BinaryHeap::new(), offered: 0 }
+    fn new(capacity: usize) -> Self {
+        SmallestRows { capacity, rows: BinaryHeap::new(), offered: 0 }
     }
 
     fn offer(&mut self, key: [u64; 3], row: &RecordValues) {
         self.offered += 1;
-        if self.rows.len() == self.most {
+        if self.rows.len() == self.capacity {
             if self.rows.peek().is_none_or(|largest| largest.key <= key) {
                 return;
             }

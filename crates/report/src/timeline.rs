@@ -6,7 +6,7 @@
 //! as distances.
 
 use crate::error::ReportError;
-use crate::html::{escape, json, whole};
+use crate::html::{escape, grouped, json};
 use crate::page::{HtmlPage, PageSection};
 use crate::table::{CellKind, PageColumn, PageTable};
 use plimsoll_data::atomic::AtomicFile;
@@ -153,7 +153,7 @@ fn cards(plans: &[PlannedTimeline]) -> String {
         let PlannedTimeline { timeline, budget, .. } = plan;
         let of = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
         let seconds: f64 = timeline.instructions.iter().map(|i| i.seconds).sum();
-        cards += &card(&format!("Peak{of}"), &short(timeline.peak), &format!("{} B", whole(timeline.peak.0)));
+        cards += &card(&format!("Peak{of}"), &short(timeline.peak), &format!("{} B", grouped(timeline.peak.0)));
         if let Some(budget) = budget {
             let free = budget.saturating_sub(timeline.peak.0 + plan.process);
             cards +=
@@ -162,8 +162,8 @@ fn cards(plans: &[PlannedTimeline]) -> String {
         if plans.len() == 1 {
             let outside = short(timeline.peak - timeline.arena);
             cards += &card("Arena", &short(timeline.arena), &format!("{outside} outside it"));
-            let tensors = format!("{} tensors", whole(timeline.tensors.len() as u64));
-            cards += &card("Instructions", &whole(timeline.instructions.len() as u64), &tensors);
+            let tensors = format!("{} tensors", grouped(timeline.tensors.len() as u64));
+            cards += &card("Instructions", &grouped(timeline.instructions.len() as u64), &tensors);
         }
         cards += &card(
             &format!("{}{of}", if plans.len() == 1 { "Expected time" } else { "Time" }),
@@ -173,7 +173,7 @@ fn cards(plans: &[PlannedTimeline]) -> String {
         if let Some(measured) = &plan.measured {
             let expected = timeline.instructions.iter().zip(&measured.seconds).filter(|(_, s)| s.is_some());
             let expected: f64 = expected.map(|(instruction, _)| instruction.seconds).sum();
-            let [tokens, sequences] = measured.step.map(whole);
+            let [tokens, sequences] = measured.step.map(grouped);
             let detail = format!("{} expected; {tokens} tokens, {sequences} sequences", time(expected));
             cards += &card(&format!("Measured time{of}"), &time(measured.total()), &detail);
         }
@@ -407,7 +407,7 @@ fn ledger(plans: &[PlannedTimeline], titles: &[String]) -> String {
 fn ledger_row(plans: &[PlannedTimeline], label: &str, bytes: &[u64], class: &str) -> String {
     let mut cells = String::new();
     for (number, bytes) in bytes.iter().enumerate() {
-        let _ = write!(cells, "<td>{}</td>", whole(*bytes));
+        let _ = write!(cells, "<td>{}</td>", grouped(*bytes));
         if plans.len() == 1 {
             let share = crate::html::percent(*bytes, plans[number].timeline.peak.0);
             let _ = write!(cells, "<td>{share}</td>");
@@ -419,7 +419,7 @@ fn ledger_row(plans: &[PlannedTimeline], label: &str, bytes: &[u64], class: &str
             Ordering::Less => "−",
             Ordering::Equal => "",
         };
-        let _ = write!(cells, "<td>{sign}{}</td>", whole(a.abs_diff(*b)));
+        let _ = write!(cells, "<td>{sign}{}</td>", grouped(a.abs_diff(*b)));
     }
     format!("<tr{class}><th scope=\"row\">{}</th>{cells}</tr>\n", escape(label))
 }

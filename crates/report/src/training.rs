@@ -4,7 +4,7 @@
 
 use crate::curves::{Curves, MarkedEvent, load_map};
 use crate::error::ReportError;
-use crate::html::{decimal, escape, json, whole};
+use crate::html::{decimal, escape, grouped, json};
 use crate::page::{HtmlPage, PageSection};
 use plimsoll_data::printable::Name;
 use plimsoll_runtime::series::{Point, Series};
@@ -74,7 +74,7 @@ struct TrainingReport<'a> {
 impl TrainingReport<'_> {
     fn lead(&self) -> String {
         let [run] = self.runs else { return String::new() };
-        let steps = format!("{} steps", whole(run.last_step));
+        let steps = format!("{} steps", grouped(run.last_step));
         let parts: Vec<String> = run.about().map(|part| escape(&part)).collect();
         format!("<p class=\"sub\">{}</p>\n", [&[steps], &parts[..]].concat().join(" · "))
     }
@@ -108,7 +108,7 @@ impl TrainingReport<'_> {
         let mut html = self.key();
         html += "<div class=\"controls\" id=\"training-controls\"></div>\n<div class=\"charts\">\n";
         for chart in &shown {
-            html += &Curves { chart, names: self.names, end, events: &events, most: drawn_points }.html();
+            html += &Curves { chart, names: self.names, end, events: &events, max_points: drawn_points }.html();
         }
         html += "</div>\n";
         if charts::are_joined(&shown) {
@@ -130,8 +130,8 @@ impl TrainingReport<'_> {
         html
     }
 
-    fn thinned(&self, line: &Line, most: usize) -> Vec<Point> {
-        self.runs[line.run].series(&line.series).map_or_else(Vec::new, |series| series.thinned(most))
+    fn thinned(&self, line: &Line, max_points: usize) -> Vec<Point> {
+        self.runs[line.run].series(&line.series).map_or_else(Vec::new, |series| series.thinned(max_points))
     }
 
     /// Colours of the runs; boxes to hide them are added by the script.
@@ -175,8 +175,8 @@ impl TrainingReport<'_> {
             self.row("Status", |run| record_text(run, "status")),
             self.row("Error", |run| record_text(run, "error")),
             self.row("Ended by", |run| record_text(run, "ended")),
-            self.row("Steps", |run| Some(whole(run.last_step))),
-            self.row("Tokens", |run| run.series("tokens").map(|series| whole(series.last as u64))),
+            self.row("Steps", |run| Some(grouped(run.last_step))),
+            self.row("Tokens", |run| run.series("tokens").map(|series| grouped(series.last as u64))),
             self.row("Last loss", |run| last(run, "loss")),
             self.row("Lowest loss of a step", |run| lowest(run, "loss")),
             self.row("Last validation loss", |run| last(run, "validation_loss")),
@@ -196,7 +196,7 @@ impl TrainingReport<'_> {
             self.row("Dropped rows in a step, at most", |run| {
                 run.series("dropped").map(|series| number(series.highest.0))
             }),
-            self.row("Events", |run| Some(whole(run.event_count))),
+            self.row("Events", |run| Some(grouped(run.event_count))),
             self.row("Device", |run| record_text(run, "device")),
             self.row("Version", |run| record_text(run, "plimsoll")),
             self.row("Folder", |run| Some(plimsoll_data::printable::EscapedPath(&run.folder).to_string())),
@@ -285,7 +285,7 @@ impl TrainingReport<'_> {
         let mut shown = 0;
         for (run, name) in self.runs.iter().zip(self.names) {
             for event in run.events.iter().take(MOST_EVENTS / self.runs.len()) {
-                let step = event.step.map_or("–".to_owned(), whole);
+                let step = event.step.map_or("–".to_owned(), grouped);
                 let _ = writeln!(
                     rows,
                     "<tr><td>{}</td><td>{step}</td><td>{}</td><td>{}</td></tr>",
@@ -297,7 +297,7 @@ impl TrainingReport<'_> {
             }
         }
         let first = if shown < total {
-            format!("<p>{} of {} events; metrics.jsonl has all of them.</p>\n", whole(shown), whole(total))
+            format!("<p>{} of {} events; metrics.jsonl has all of them.</p>\n", grouped(shown), grouped(total))
         } else {
             String::new()
         };
@@ -359,7 +359,7 @@ impl TrainingReport<'_> {
                     let _ = write!(cells, "<td>{value}</td>");
                 }
                 let step = if with_steps {
-                    format!("<td>{}</td>", stage.step.map_or("–".to_owned(), whole))
+                    format!("<td>{}</td>", stage.step.map_or("–".to_owned(), grouped))
                 } else {
                     String::new()
                 };
@@ -395,13 +395,13 @@ fn last(run: &RunHistory, name: &str) -> Option<String> {
 /// Lowest value of a series with its step.
 fn lowest(run: &RunHistory, name: &str) -> Option<String> {
     let (value, step) = run.series(name)?.lowest;
-    Some(format!("{} at step {}", number(value), whole(step)))
+    Some(format!("{} at step {}", number(value), grouped(step)))
 }
 
 /// Last value of a series, and its lowest and highest values with their steps.
 fn last_and_range(series: &Series) -> String {
     let [lowest, highest] =
-        [series.lowest, series.highest].map(|(value, step)| format!("{} ({})", number(value), whole(step)));
+        [series.lowest, series.highest].map(|(value, step)| format!("{} ({})", number(value), grouped(step)));
     format!("{}; {lowest} to {highest}", number(series.last))
 }
 

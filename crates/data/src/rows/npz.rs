@@ -168,6 +168,8 @@ impl NpzWriter {
         crc.update(&header);
         crc.combine(&of_values);
         let entry = Entry { name: VALUES, crc: crc.sum(), size: archive.end - start, offset: 0 };
+        // The checksum and the sizes are known only now. The local header is as long as the one that stands there, so the
+        // values behind it stay in their place.
         archive.file.patch(0, &local_header(&entry))?;
         archive.file.patch(start, &header)?;
         archive.entries.push(entry);
@@ -239,14 +241,14 @@ impl Archive {
     }
 }
 
-/// A record of the spool.
+/// A name in the spool, with the length of its sequence and the number of its rows.
 struct SpoolRecord {
     name: String,
     length: u64,
     rows: u64,
 }
 
-/// Reads the spool.
+/// Reads the records of the spool in the order in which they were written.
 struct SpoolRecords<'a> {
     left: u64,
     spool: BufReader<&'a mut std::fs::File>,
@@ -259,16 +261,18 @@ impl SpoolRecords<'_> {
             return Ok(None);
         }
         self.left -= 1;
-        let mut number = || {
-            let mut bytes = [0; 8];
-            self.spool.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
-        };
-        let bytes = number()?;
-        let length = number()?;
-        let rows = number()?;
+        let bytes = self.number()?;
+        let length = self.number()?;
+        let rows = self.number()?;
         self.name.resize(bytes as usize, 0);
         self.spool.read_exact(&mut self.name)?;
         Ok(Some(SpoolRecord { name: String::from_utf8_lossy(&self.name).into_owned(), length, rows }))
+    }
+
+    /// Reads a little-endian number.
+    fn number(&mut self) -> std::io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.spool.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
     }
 }
 

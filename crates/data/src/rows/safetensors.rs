@@ -155,14 +155,15 @@ impl SafetensorsWriter {
             SafetensorsLayout::TensorPerId => values.len() / row.max(1),
         };
         width(values.len(), rows * row)?;
-        let refuse = |what: &str| Err(DataErrorKind::Malformed(what.to_owned()));
         if self.layout == SafetensorsLayout::TensorPerId && id == METADATA {
-            return refuse("the format reserves this name; rename the record");
+            return Err(DataErrorKind::Malformed(
+                "the format reserves this name; rename the record".to_owned(),
+            ));
         }
         self.name_bytes += self.layout.name_bytes(id);
         self.layout.check_names(self.name_bytes)?;
         if !self.seen.insert(id) {
-            return refuse("two results for this name; each is written once");
+            return Err(DataErrorKind::Malformed("two results for this name; each is written once".to_owned()));
         }
         Ok(rows as u64)
     }

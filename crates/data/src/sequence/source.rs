@@ -80,16 +80,16 @@ impl LineSource {
         Ok(self.buffer[self.start..self.end].first().copied())
     }
 
-    /// Returns the next bytes without consuming them: `most` of them, or fewer at the end of the input.
-    pub(crate) fn ahead(&mut self, most: usize) -> Result<&[u8], DataError> {
-        let most = most.min(self.buffer.len());
-        if self.start + most > self.buffer.len() {
+    /// Returns the next bytes without consuming them: `count` of them, or fewer at the end of the input.
+    pub(crate) fn ahead(&mut self, count: usize) -> Result<&[u8], DataError> {
+        let count = count.min(self.buffer.len());
+        if self.start + count > self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        while self.end - self.start < most && self.read_more()? {}
-        let end = self.end.min(self.start + most);
+        while self.end - self.start < count && self.read_more()? {}
+        let end = self.end.min(self.start + count);
         Ok(&self.buffer[self.start..end])
     }
 

@@ -67,8 +67,7 @@ pub fn digests<E: From<DataError>>(
 
 /// Hashes the file at `path`, calling `between` before each block.
 fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) -> Result<Input, E> {
-    let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-    let mut file = File::open(path).map_err(fail)?;
+    let mut file = File::open(path).map_err(DataError::reading(path))?;
     let mut hash = Sha256::new();
     let mut bytes = 0;
     let mut buffer = vec![0; 256 << 10];
@@ -81,7 +80,7 @@ fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) 
                 bytes += n as u64;
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(fail(e).into()),
+            Err(e) => return Err(DataError::reading(path)(e).into()),
         }
     }
 }
@@ -107,10 +106,15 @@ pub(super) struct HashedReader {
 impl HashedReader {
     /// Reads the first bytes of `inner`.
     pub(super) fn new(inner: Box<dyn Read + Send>) -> io::Result<Self> {
-        let hash = Sha256::new();
-        let ahead = [0; AHEAD];
-        let mut new =
-            HashedReader { inner, hash, bytes: 0, failed: false, ahead, ahead_len: 0, ahead_taken: 0 };
+        let mut new = HashedReader {
+            inner,
+            hash: Sha256::new(),
+            bytes: 0,
+            failed: false,
+            ahead: [0; AHEAD],
+            ahead_len: 0,
+            ahead_taken: 0,
+        };
         while new.ahead_len < AHEAD {
             match new.inner.read(&mut new.ahead[new.ahead_len..]) {
                 Ok(0) => break,

@@ -54,17 +54,13 @@ impl Bpe {
     /// that lengthen the text) are errors. The crate's cache of whole words is disabled: a DNA read is one word and
     /// seldom occurs twice, so the cache would use megabytes per thread without benefit.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        // The crate's messages quote the file, which is untrusted text: `Name` makes it printable.
-        let refuse = |e: file::BpeRefusal| {
-            DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
-        };
-        let bytes = file::checked(bytes).map_err(refuse)?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(refuse)?;
+        let bytes = file::checked(bytes).map_err(|why| refused(path, why))?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|why| refused(path, why))?;
         let ModelWrapper::BPE(model) = tokenizer.get_model() else {
-            return Err(refuse("its model is not of the type BPE".into()));
+            return Err(refused(path, "its model is not of the type BPE".into()));
         };
         if model.dropout.is_some_and(|p| p != 0.0) {
-            return Err(refuse("it drops merges at random (dropout); set dropout to null".into()));
+            return Err(refused(path, "it drops merges at random (dropout); set dropout to null".into()));
         }
         let mut model = model.clone();
         model.resize_cache(0);
@@ -74,7 +70,7 @@ impl Bpe {
         let vocab = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let unknown = unknown.map(u32::cast_signed);
         let new = Bpe { tokenizer, own, vocab, unknown };
-        new.check_ends().map_err(refuse)?;
+        new.check_ends().map_err(|why| refused(path, why))?;
         Ok(new)
     }
 
@@ -139,6 +135,12 @@ impl Bpe {
             Err("it does not put [CLS] before and [SEP] after a sequence".into())
         }
     }
+}
+
+/// The error for a tokenizer file at `path`. The crate's messages quote the file, which is untrusted text: `Name` makes it
+/// printable.
+fn refused(path: &Path, why: file::BpeRefusal) -> DataError {
+    DataError::at(path, DataErrorKind::Tokenizer(Name(&why.to_string()).to_string().into()))
 }
 
 #[cfg(test)]

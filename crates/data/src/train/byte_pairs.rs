@@ -79,10 +79,8 @@ pub struct BytePairs {
 impl BytePairs {
     /// Creates a tokenizer from the content of a `tokenizer.json`; errors name `path`.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        let refuse = |e: TokenizerRefusal| {
-            DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
-        };
-        Self::parse(bytes).map_err(refuse)
+        Self::parse(bytes)
+            .map_err(|e| DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into())))
     }
 
     /// Reads a tokenizer from the file at `path`.
@@ -134,10 +132,11 @@ impl BytePairs {
         let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         // Encoding in parts would change results in two cases: an added token that is not special is matched before the
         // text is divided into words and may span a boundary; a prefix space is added once per encoded text.
-        let is_bare = |part: &Value| part["type"] != "ByteLevel" || part["add_prefix_space"] == false;
         let parts = over_bytes
             && specials.len() == added.len()
-            && steps(&file["pre_tokenizer"], "pretokenizers").into_iter().all(is_bare);
+            && steps(&file["pre_tokenizer"], "pretokenizers")
+                .into_iter()
+                .all(|part| part["type"] != "ByteLevel" || part["add_prefix_space"] == false);
         let normalizes = !file["normalizer"].is_null();
         Ok(BytePairs { tokenizer, size, specials, unknown, parts, normalizes, frame })
     }
@@ -237,13 +236,15 @@ fn part(text: &str) -> usize {
     }
     // The character before must not be whitespace. Requiring printable ASCII avoids decoding Unicode whitespace.
     // Punctuation and the line ends after it may be one match.
-    let ends = |at: usize| {
-        let last = bytes[at - 1];
-        let of_line = matches!(bytes[at], b'\r' | b'\n');
-        bytes[at].is_ascii_whitespace() && last.is_ascii_graphic() && !(of_line && last.is_ascii_punctuation())
-    };
-    let most = bytes.len().min(LONGEST_PART);
-    (PART..most).find(|&at| ends(at)).unwrap_or_else(|| text.floor_char_boundary(most))
+    let limit = bytes.len().min(LONGEST_PART);
+    (PART..limit).find(|&at| ends_part(bytes, at)).unwrap_or_else(|| text.floor_char_boundary(limit))
+}
+
+/// Whether the first part of a text may end before byte `at`.
+fn ends_part(bytes: &[u8], at: usize) -> bool {
+    let last = bytes[at - 1];
+    let ends_line = matches!(bytes[at], b'\r' | b'\n');
+    bytes[at].is_ascii_whitespace() && last.is_ascii_graphic() && !(ends_line && last.is_ascii_punctuation())
 }
 
 /// The steps of a normalizer, pre-tokenizer or post-processor: the elements of a `Sequence` (in its field `list`), or the
@@ -268,12 +269,11 @@ fn is_byte_level(words: &Value) -> bool {
 fn frame(processor: &Value) -> Result<TextFrame, TokenizerRefusal> {
     let mut frame = TextFrame::default();
     for step in steps(processor, "processors") {
-        let id = |token: &Value| token.as_u64().filter(|id| *id < MAX_IDS).map(|id| id as i32);
         match step["type"].as_str() {
             // It changes offsets alone.
             Some("ByteLevel") => {}
             Some("BertProcessing" | "RobertaProcessing") => {
-                let ends = id(&step["cls"][1]).zip(id(&step["sep"][1]));
+                let ends = token_id(&step["cls"][1]).zip(token_id(&step["sep"][1]));
                 let (cls, sep) = ends.ok_or("its post-processor has no ids of its tokens")?;
                 frame.before.insert(0, cls);
                 frame.after.push(sep);
@@ -288,7 +288,7 @@ fn frame(processor: &Value) -> Result<TextFrame, TokenizerRefusal> {
                     }
                     let name = part["SpecialToken"]["id"].as_str();
                     let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
-                    let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(id).collect());
+                    let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(token_id).collect());
                     let ids =
                         ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
                     after.as_mut().unwrap_or(&mut before).extend(ids);
@@ -305,6 +305,11 @@ fn frame(processor: &Value) -> Result<TextFrame, TokenizerRefusal> {
         }
     }
     Ok(frame)
+}
+
+/// The id of a token in a post-processor; `None` for anything but a whole number below [`MAX_IDS`].
+fn token_id(token: &Value) -> Option<i32> {
+    token.as_u64().filter(|id| *id < MAX_IDS).map(|id| id as i32)
 }
 
 /// Checks the pre-tokenizer of a byte-level file: `ByteLevel`, after at most one `Split` by one of [`PATTERNS`] or a
@@ -356,27 +361,39 @@ fn check_words(words: &Value) -> Result<(), TokenizerRefusal> {
 fn check(file: &Value) -> Result<(), TokenizerRefusal> {
     let model = &file["model"];
     let words = &file["pre_tokenizer"];
-    let kind = |part: &Value| part["type"].as_str().unwrap_or("of no type").to_owned();
     if !(model["type"].is_null() || model["type"] == "BPE") {
-        return Err(format!("its model {} is not BPE", kind(model)).into());
+        return Err(format!("its model {} is not BPE", kind_of(model)).into());
     }
     if let Some(step) = steps(&file["normalizer"], "normalizers").iter().find(|step| step["type"] != "NFC") {
-        return Err(format!("its normalizer {} is not supported", kind(step)).into());
+        return Err(format!("its normalizer {} is not supported", kind_of(step)).into());
     }
     check_words(words)?;
-    let zero = |value: &Value| value.is_null() || value.as_f64() == Some(0.0);
-    let unset = |value: &Value| value.is_null() || *value == "" || *value == false;
     let rules = [
-        ("dropout", zero(&model["dropout"])),
-        ("continuing_subword_prefix", unset(&model["continuing_subword_prefix"])),
-        ("end_of_word_suffix", unset(&model["end_of_word_suffix"])),
-        ("fuse_unk", unset(&model["fuse_unk"])),
-        ("byte_fallback", unset(&model["byte_fallback"])),
+        ("dropout", is_zero(&model["dropout"])),
+        ("continuing_subword_prefix", is_unset(&model["continuing_subword_prefix"])),
+        ("end_of_word_suffix", is_unset(&model["end_of_word_suffix"])),
+        ("fuse_unk", is_unset(&model["fuse_unk"])),
+        ("byte_fallback", is_unset(&model["byte_fallback"])),
     ];
     if let Some((name, _)) = rules.iter().find(|(_, kept)| !kept) {
         return Err(format!("its model sets {name}, which is not supported").into());
     }
     check_ids(file)
+}
+
+/// Whether a text or a flag of a tokenizer file is empty, false or missing.
+pub(super) fn is_unset(value: &Value) -> bool {
+    value.is_null() || *value == "" || *value == false
+}
+
+/// Whether a number of a tokenizer file is 0 or missing.
+pub(super) fn is_zero(value: &Value) -> bool {
+    value.is_null() || value.as_f64() == Some(0.0)
+}
+
+/// The type of a part of a tokenizer file, for messages.
+fn kind_of(part: &Value) -> &str {
+    part["type"].as_str().unwrap_or("of no type")
 }
 
 /// Checks that every byte has a token, that ids are below [`MAX_IDS`], and that merges produce tokens.

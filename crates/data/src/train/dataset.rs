@@ -198,27 +198,33 @@ impl Dataset {
     /// A position of a different data set; an invalid position; a validation split without documents.
     pub fn stream(&self, split: Split, from: &DataPosition) -> Result<DatasetStream, DataError> {
         let files = self.inner.files(split).paths.len();
-        let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if from.data != self.inner.digest {
-            return refuse(
+            return Err(refused(
                 "the saved position belongs to other data: the documents, the seed, the shuffling, the tokenizer \
                  or the size of a pack have changed; start over, or restore what was changed",
-            );
+            ));
         }
         if split == Split::Validation && self.inner.census.validation.documents == 0 {
-            return refuse("there is no validation data; set a validation fraction, or name validation files");
+            return Err(refused(
+                "there is no validation data; set a validation fraction, or name validation files",
+            ));
         }
         if split == Split::Validation && *from != self.start() {
-            return refuse("validation begins at the start");
+            return Err(refused("validation begins at the start"));
         }
         if from.window.file as usize > files {
-            return refuse("the saved position is after the last file, so it is damaged");
+            return Err(refused("the saved position is after the last file, so it is damaged"));
         }
         if from.pack > LARGEST_PACK {
-            return refuse("the saved position is after the last pack, so it is damaged");
+            return Err(refused("the saved position is after the last pack, so it is damaged"));
         }
         DatasetStream::new(self.inner.clone(), split, from.clone())
     }
+}
+
+/// The error for a position at which no stream can begin.
+fn refused(what: &str) -> DataError {
+    DataError::new(DataErrorKind::Malformed(what.to_owned()))
 }
 
 impl SharedDataset {
@@ -369,9 +375,8 @@ impl<'a> Scan<'a> {
                         DataError { path: Some(path.clone()), ..e }.with_id(name_of(&documents, count))
                     })?;
                 }
-                let placed = |e: DataError| DataError { path: Some(path.clone()), ..e };
                 let check = self.vocabulary.check(&document.bytes);
-                check.map_err(|e| placed(e).with_id(format!("document {count}")))?;
+                check.map_err(|e| e.with_path(path).with_id(format!("document {count}")))?;
                 let bytes = document.bytes.len();
                 self.census.longest = self.census.longest.max(bytes);
                 let hash = self.splitter.hash(&document.bytes);
@@ -379,7 +384,7 @@ impl<'a> Scan<'a> {
                 // The class is part of the digest: relabelled data is different data.
                 self.hash.update(document.class.to_le_bytes());
                 self.sample(&document, &mut tokens)
-                    .map_err(|e| placed(e).with_id(format!("document {count}")))?;
+                    .map_err(|e| e.with_path(path).with_id(format!("document {count}")))?;
                 match bytes {
                     0 => self.census.empty += 1,
                     _ => found(self, hash, bytes as u64),

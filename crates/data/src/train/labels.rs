@@ -58,8 +58,11 @@ impl Classes {
                 if let Some(at) = found {
                     return Ok(at as i32);
                 }
-                let unknown = |_| format!("the class '{}' is not one of {}", Name(text), names.join(", "));
-                self.number(text.parse().map_err(unknown)?)
+                self.number(
+                    text.parse().map_err(|_| {
+                        format!("the class '{}' is not one of {}", Name(text), names.join(", "))
+                    })?,
+                )
             }
         }
     }
@@ -129,13 +132,19 @@ impl Labels {
         let mut table = HashMap::new();
         for (line, text) in lines(&text) {
             let line = line as u64;
-            let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what)).with_line(line);
             let Some((name, class)) = text.split_once('\t') else {
-                return Err(refuse("no tab; a line is the name of a sequence, a tab, its class".to_owned()));
+                return Err(DataError::malformed(
+                    path,
+                    "no tab; a line is the name of a sequence, a tab, its class".to_owned(),
+                )
+                .with_line(line));
             };
-            let class = classes.of_text(class.trim()).map_err(refuse)?;
+            let class = classes
+                .of_text(class.trim())
+                .map_err(|what| DataError::malformed(path, what).with_line(line))?;
             if table.insert(name.to_owned(), class).is_some_and(|other| other != class) {
-                return Err(refuse(format!("'{}' has another class before", Name(name))));
+                return Err(DataError::malformed(path, format!("'{}' has another class before", Name(name)))
+                    .with_line(line));
             }
         }
         Ok(Labels { table: Some(Arc::new(table)) })

@@ -89,17 +89,17 @@ pub(super) fn parcel(text: usize, tokens: usize, documents: usize) -> u64 {
     (text + tokens * size_of::<i32>() + documents * size_of::<Carried>()) as u64
 }
 
-/// Upper bound in bytes of a reader's growing buffers for documents of at most `most` bytes. A `Vec` doubles its
+/// Upper bound in bytes of a reader's growing buffers for documents of at most `max_document` bytes. A `Vec` doubles its
 /// capacity when it grows, so its capacity is less than twice its longest content.
-fn document(format: &DatasetFormat, most: usize) -> usize {
+fn document(format: &DatasetFormat, max_document: usize) -> usize {
     match format {
         // Line and document, 2 * most each.
-        DatasetFormat::Text(_) => 4 * most,
+        DatasetFormat::Text(_) => 4 * max_document,
         // A line may be 2 * most long. The parser unescapes the text into a doubling buffer and copies it to a
         // string, and the document is a copy of that string.
-        DatasetFormat::JsonLines { .. } => 4 * most + 3 * most + 2 * most,
-        DatasetFormat::Ids { .. } => 2 * most,
+        DatasetFormat::JsonLines { .. } => 4 * max_document + 3 * max_document + 2 * max_document,
+        DatasetFormat::Ids { .. } => 2 * max_document,
         // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * most together.
-        DatasetFormat::Sequences => 4 * most,
+        DatasetFormat::Sequences => 4 * max_document,
     }
 }

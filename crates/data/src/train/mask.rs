@@ -32,14 +32,13 @@ impl TokenMasking<'_> {
         targets: &mut Vec<i32>,
     ) -> u64 {
         let key = |at: usize| document.with((from + at) as u64);
-        let may = |token: i32| self.ordinary.binary_search(&token).is_ok();
-        let drawn = |at: usize| key(at).unit() < self.rates.select && may(tokens[at]);
+        let drawn = |at: usize| key(at).unit() < self.rates.select && self.is_ordinary(tokens[at]);
         // A short piece may draw no token; the ordinary token with the smallest draw is then selected instead.
         let stands_in = if (0..tokens.len()).any(drawn) {
             None
         } else {
             (0..tokens.len())
-                .filter(|&at| may(tokens[at]))
+                .filter(|&at| self.is_ordinary(tokens[at]))
                 .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit()))
         };
         let mut chosen = 0;
@@ -51,6 +50,11 @@ impl TokenMasking<'_> {
             targets.push(if chooses { token } else { IGNORED });
         }
         chosen
+    }
+
+    /// Whether a token may be selected.
+    fn is_ordinary(&self, token: i32) -> bool {
+        self.ordinary.binary_search(&token).is_ok()
     }
 
     /// The id that the model sees at a selected token: the mask token, a random ordinary token, or the token itself.

@@ -79,7 +79,6 @@ impl Pipeline {
         split: Split,
         from: DataPosition,
     ) -> Result<Self, DataError> {
-        let refused = |error| DataError::new(DataErrorKind::Thread(error));
         let workers = inner.settings.workers;
         let count = parcels(workers, inner.settings.prefetch);
         let (free, pool) = sync_channel(count);
@@ -104,12 +103,15 @@ impl Pipeline {
                     }
                 }
             });
-            threads.push(worker.map_err(refused)?);
+            threads.push(worker.map_err(|error| DataError::new(DataErrorKind::Thread(error)))?);
             inputs.push(input);
             outputs.push(output);
         }
         let reader = ReaderThread { inner: inner.clone(), split, pool, inputs, next: 0 };
-        threads.push(spawn("reader", move || reader.run(&from)).map_err(refused)?);
+        threads.push(
+            spawn("reader", move || reader.run(&from))
+                .map_err(|error| DataError::new(DataErrorKind::Thread(error)))?,
+        );
         Ok(Pipeline { outputs, free, next: 0, threads })
     }
 

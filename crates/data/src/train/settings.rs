@@ -181,16 +181,20 @@ impl MaskRates {
 
     /// Checks that the rates are fractions; the error is the message for the user.
     pub(super) fn check(self) -> Result<(), &'static str> {
-        let part = |x: f64| (0.0..=1.0).contains(&x);
-        if !(self.select > 0.0 && part(self.select)) {
+        if !(self.select > 0.0 && is_fraction(self.select)) {
             return Err("the masked part must be above 0, at most 1");
         }
-        if part(self.mask) && part(self.random) && part(self.mask + self.random) {
+        if is_fraction(self.mask) && is_fraction(self.random) && is_fraction(self.mask + self.random) {
             Ok(())
         } else {
             Err("the masked and random parts must be 0 to 1 together")
         }
     }
+}
+
+/// Whether a number is from 0 to 1.
+fn is_fraction(x: f64) -> bool {
+    (0.0..=1.0).contains(&x)
 }
 
 /// Maximum size of a pack: of the sequences that belong together in training. They decide what is in a pack, and do not

@@ -133,7 +133,7 @@ impl WindowReader {
     /// Size in bytes and number of documents at which the current window ends. The first window of an epoch has a
     /// random fraction of the full size, so that window boundaries differ between epochs.
     fn size(&self) -> (usize, usize) {
-        let (bytes, documents) = most(&self.inner.settings.shuffle);
+        let (bytes, documents) = nominal_size(&self.inner.settings.shuffle);
         if self.moves() && self.window.number == 0 {
             let part = self.key(Purpose::First).unit();
             return ((bytes as f64 * part) as usize + 1, (documents as f64 * part) as usize + 1);
@@ -206,7 +206,7 @@ impl WindowReader {
 }
 
 /// Nominal size in bytes and maximum number of documents of a window; its last document may exceed the size.
-fn most(shuffle: &Shuffle) -> (usize, usize) {
+fn nominal_size(shuffle: &Shuffle) -> (usize, usize) {
     let Shuffle { documents, bytes } = if shuffle.is_enabled() { *shuffle } else { UNMOVED };
     (bytes, documents)
 }
@@ -214,9 +214,13 @@ fn most(shuffle: &Shuffle) -> (usize, usize) {
 /// Buffer capacity of a window, in bytes and documents, including an overhanging last document of `longest` bytes; at
 /// most the size of the split.
 pub(super) fn window_capacity(shuffle: &Shuffle, longest: usize, side: &SplitSize) -> (usize, usize) {
-    let (bytes, documents) = most(shuffle);
-    let least = |most: usize, there: u64| usize::try_from(there).map_or(most, |there| most.min(there));
-    (least(bytes.saturating_add(longest), side.bytes), least(documents, side.documents))
+    let (bytes, documents) = nominal_size(shuffle);
+    (at_most(bytes.saturating_add(longest), side.bytes), at_most(documents, side.documents))
+}
+
+/// The smaller of a capacity and of what there is.
+fn at_most(capacity: usize, available: u64) -> usize {
+    usize::try_from(available).map_or(capacity, |available| capacity.min(available))
 }
 
 /// Error for a file that changed after the data set was opened.

@@ -54,15 +54,17 @@ fn parse(path: &Path) -> Result<IndexFile, WeightsError> {
 fn shards(index: &Path, parsed: &IndexFile) -> Result<Vec<PathBuf>, WeightsError> {
     let folder = index.parent().unwrap_or(Path::new(""));
     let names: BTreeSet<&String> = parsed.weight_map.values().collect();
-    let inside = |shard: &str| {
-        !shard.is_empty() && Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)))
-    };
-    let place = |shard: &String| {
-        if inside(shard) {
-            Ok(folder.join(shard))
-        } else {
-            Err(WeightsError::ShardOutside { path: index.to_owned(), shard: shard.clone() })
+    let mut paths = vec![];
+    for shard in names {
+        if !is_relative_name(shard) {
+            return Err(WeightsError::ShardOutside { path: index.to_owned(), shard: shard.clone() });
         }
-    };
-    names.into_iter().map(place).collect()
+        paths.push(folder.join(shard));
+    }
+    Ok(paths)
+}
+
+/// Whether a path has only names, so that it leads neither out of its folder nor to the folder itself.
+fn is_relative_name(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }

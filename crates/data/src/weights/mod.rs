@@ -294,11 +294,14 @@ impl Weights {
     /// Up to three names with the same last two dotted components as `name`. Names usually differ in a prefix such
     /// as `model.` that a training framework adds.
     fn similar(&self, name: &str) -> Vec<String> {
-        let tail = |name: &str| name.rsplitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
-        let wanted = tail(name);
-        let alike = self.tensors.keys().filter(|known| tail(known) == wanted);
-        alike.take(3).cloned().collect()
+        let similar = self.tensors.keys().filter(|known| last_components(known).eq(last_components(name)));
+        similar.take(3).cloned().collect()
     }
+}
+
+/// The last two dotted components of a name, the last one first.
+fn last_components(name: &str) -> impl Iterator<Item = &str> {
+    name.rsplitn(3, '.').take(2)
 }
 
 fn find_in_folder(folder: &Path) -> Result<PathBuf, WeightsError> {

@@ -98,7 +98,6 @@ impl PtObject {
 impl<'a> PickleValue<'a> {
     /// The type of the value.
     pub fn kind(self) -> ObjectKind<'a> {
-        let name = |id| self.object.file.pickle.global_name(id).unwrap_or_default();
         match self.node() {
             PickleNode::None => ObjectKind::None,
             PickleNode::Bool(value) => ObjectKind::Bool(*value),
@@ -113,8 +112,12 @@ impl<'a> PickleValue<'a> {
             PickleNode::Dict(entries) => ObjectKind::Dict(entries.len()),
             PickleNode::Tensor { .. } => ObjectKind::Tensor,
             PickleNode::Storage { .. } => ObjectKind::Storage,
-            PickleNode::Object { class, .. } => ObjectKind::Object(name(*class)),
-            PickleNode::Global { .. } => ObjectKind::Global(name(self.id)),
+            PickleNode::Object { class, .. } => {
+                ObjectKind::Object(self.object.file.pickle.global_name(*class).unwrap_or_default())
+            }
+            PickleNode::Global { .. } => {
+                ObjectKind::Global(self.object.file.pickle.global_name(self.id).unwrap_or_default())
+            }
         }
     }
 

@@ -80,9 +80,10 @@ impl TorchFile {
         let PickleNode::Storage { key, dtype, elements } = *self.pickle.node(storage) else {
             return Err(unsupported("it has no storage"));
         };
-        let bad_shape = || unsupported("its shape or strides are not plain sizes");
-        let shape = self.sizes(shape).ok_or_else(bad_shape)?;
-        let stride = self.sizes(stride).filter(|stride| stride.len() == shape.len()).ok_or_else(bad_shape)?;
+        let bad_shape = "its shape or strides are not plain sizes";
+        let shape = self.sizes(shape).ok_or_else(|| unsupported(bad_shape))?;
+        let stride = self.sizes(stride).filter(|stride| stride.len() == shape.len());
+        let stride = stride.ok_or_else(|| unsupported(bad_shape))?;
         let last = extent(&shape, &stride).and_then(|extent| extent.checked_add(offset));
         if last.is_none_or(|last| last > elements) {
             return Err(unsupported("it reaches past the end of its storage, so the file is damaged"));
@@ -106,18 +107,13 @@ impl TorchFile {
         tensor: &str,
     ) -> Result<u64, WeightsError> {
         let key = self.pickle.str(key).unwrap_or_default();
-        let missing = || {
-            self.source.malformed(format!(
-                "the storage `{}` of tensor `{}` is missing",
-                Name(key),
-                Name(tensor)
-            ))
-        };
-        if key.is_empty() || key.len() > 64 {
-            return Err(missing());
-        }
         let entry = format!("{}/data/{key}", self.root);
-        let (start, size) = self.zip.locate(&self.source, &entry)?.ok_or_else(missing)?;
+        let is_name = !key.is_empty() && key.len() <= 64;
+        let found = if is_name { self.zip.locate(&self.source, &entry)? } else { None };
+        let Some((start, size)) = found else {
+            let why = format!("the storage `{}` of tensor `{}` is missing", Name(key), Name(tensor));
+            return Err(self.source.malformed(why));
+        };
         if elements.checked_mul(dtype.size()) == Some(size) {
             Ok(start)
         } else {
@@ -135,11 +131,13 @@ impl TorchFile {
         if items.len() > MAX_DIMENSIONS {
             return None;
         }
-        let size = |&id: &NodeId| match self.pickle.node(id) {
-            PickleNode::Int(size) => u64::try_from(*size).ok(),
-            _ => None,
-        };
-        items.iter().map(size).collect()
+        items
+            .iter()
+            .map(|&id| match self.pickle.node(id) {
+                PickleNode::Int(size) => u64::try_from(*size).ok(),
+                _ => None,
+            })
+            .collect()
     }
 }
 

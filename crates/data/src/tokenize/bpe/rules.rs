@@ -145,16 +145,16 @@ fn ends(tokenizer: &Tokenizer) -> Result<[i32; 2], &'static str> {
     const WHY: &str = "its post-processor is not the template [CLS] A [SEP]";
     let template = tokenizer.get_post_processor().and_then(|p| serde_json::to_value(p).ok()).ok_or(WHY)?;
     let SingleTemplate { single, special_tokens } = serde_json::from_value(template).map_err(|_| WHY)?;
-    let name = |piece: usize, kind: &str| single[piece][kind]["id"].as_str().map(str::to_owned);
-    let [cls, a, sep] = [(0, "SpecialToken"), (1, "Sequence"), (2, "SpecialToken")].map(|(i, k)| name(i, k));
-    if single.as_array().map(Vec::len) != Some(3) || a.as_deref() != Some("A") {
+    if single.as_array().map(Vec::len) != Some(3) || single[1]["Sequence"]["id"] != "A" {
         return Err(WHY);
     }
-    let id = |name: Option<String>| match special_tokens.get(&name?)?.ids[..] {
-        [id] => Some(id.cast_signed()),
-        _ => None,
-    };
-    id(cls).zip(id(sep)).map(|(cls, sep)| [cls, sep]).ok_or(WHY)
+    let [cls, sep] = [&single[0], &single[2]].map(|piece| {
+        match special_tokens.get(piece["SpecialToken"]["id"].as_str()?)?.ids[..] {
+            [id] => Some(id.cast_signed()),
+            _ => None,
+        }
+    });
+    cls.zip(sep).map(|(cls, sep)| [cls, sep]).ok_or(WHY)
 }
 
 /// Returns the first bytes of the added tokens, which are searched in the text before it is split into words. Errors if

@@ -118,7 +118,7 @@ fn edits(
     key: RandomKey,
     mut apply: impl FnMut(Range<usize>, usize),
 ) -> (usize, usize) {
-    let most = available.min(2 * length);
+    let max_bases = available.min(2 * length);
     // `made` letters of the crop come from `used` source bases, of which those from `copied` on are not yet copied.
     let mut made = 0;
     let mut used = 0;
@@ -141,7 +141,7 @@ fn edits(
             let next = usize::from(made < length);
             made += next;
             used += next;
-        } else if used + bases + (length - made) <= most {
+        } else if used + bases + (length - made) <= max_bases {
             apply(copied..used, 0);
             used += bases;
             copied = used;

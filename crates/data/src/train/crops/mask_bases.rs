@@ -8,6 +8,8 @@
 //! prediction for a token, and a codon with a masked base can be predicted only from its neighbours in its frame.
 
 use super::super::pieces::IGNORED;
+use std::ops::Range;
+
 use super::super::random::RandomKey;
 use super::super::settings::MaskRates;
 use super::packed::letter;
@@ -56,6 +58,21 @@ impl BaseMasker {
         2 * longest + tokens.tokens_of(longest) * size_of::<i32>()
     }
 
+    /// Range of the bases that a span covers. Starts count from the first span that reaches base 0, which begins `span - 1`
+    /// bases before it.
+    fn reached(&self, start: usize, bases: usize) -> Range<usize> {
+        (start + 1).saturating_sub(self.span)..(start + 1).min(bases)
+    }
+
+    /// Whether a span touches a codon without unknown letters.
+    fn selects(&self, start: usize, letters: &[u8]) -> bool {
+        let span = self.reached(start, letters.len());
+        let first = span.start.saturating_sub(CODON - 1);
+        letters[first..(span.end + CODON - 1).min(letters.len())]
+            .windows(CODON)
+            .any(|codon| codon.iter().all(|&letter| bases::code(letter) != bases::OTHER))
+    }
+
     /// Masks a crop: appends the ids that the model sees to `ids` and the targets (-100 where nothing is predicted) to
     /// `targets`. Returns the number of targets.
     pub(super) fn push(
@@ -71,30 +88,24 @@ impl BaseMasker {
             buffer.extend_from_slice(letters);
         }
         // Spans that begin before the first base reach it too; otherwise codons at the ends were selected less often.
-        let starts = || 0..letters.len() + self.span - 1;
+        let starts = 0..letters.len() + self.span - 1;
         let drawn = |start: usize| key.with(start as u64).unit() < self.start;
-        let known = |codon: &[u8]| codon.iter().all(|&letter| bases::code(letter) != bases::OTHER);
-        let reached = |start: usize| (start + 1).saturating_sub(self.span)..(start + 1).min(letters.len());
-        let selects = |start: usize| {
-            let span = reached(start);
-            let first = span.start.saturating_sub(CODON - 1);
-            letters[first..(span.end + CODON - 1).min(letters.len())].windows(CODON).any(known)
-        };
         // A short crop may draw no span, or only spans without a known codon; the span with a known codon and the smallest
         // draw is then added.
-        let stands_in = if starts().any(|start| drawn(start) && selects(start)) {
+        let stands_in = if starts.clone().any(|start| drawn(start) && self.selects(start, letters)) {
             None
         } else {
-            starts()
-                .filter(|&start| selects(start))
+            starts
+                .clone()
+                .filter(|&start| self.selects(start, letters))
                 .min_by(|&a, &b| key.with(a as u64).unit().total_cmp(&key.with(b as u64).unit()))
         };
         let MaskRates { mask, random, .. } = self.rates;
-        for start in starts().filter(|&start| drawn(start) || stands_in == Some(start)) {
+        for start in starts.filter(|&start| drawn(start) || stands_in == Some(start)) {
             // A key of its own, since that of the start is conditioned on the draw.
             let key = key.with(start as u64).with(1);
             let kind = key.unit();
-            for base in reached(start) {
+            for base in self.reached(start, letters.len()) {
                 self.outside[base] = HIDDEN;
                 if kind < mask {
                     self.seen[base] = HIDDEN;

@@ -278,18 +278,14 @@ impl SharedCrops {
         let mut unknown = UnknownLetters::default();
         while reader.read_into(&mut record)? {
             longest = longest.max(record.seq.len() + record.description.len() + record.id.len());
-            let refuse = |why: String| {
-                let error = DataError::new(DataErrorKind::Malformed(why)).with_id(record.id.as_str());
-                match reader.position() {
-                    Some((path, line)) => DataError { path: Some(path.to_owned()), ..error }.with_line(line),
-                    None => error,
-                }
-            };
             if let Some(why) = Alphabet::Nucleotides.refusal(&record.seq) {
-                return Err(refuse(why));
+                return Err(reader.error_at(&record, DataError::new(DataErrorKind::Malformed(why))));
             }
             unknown.count(Alphabet::Nucleotides.count_unknown(&record.seq), || record.id.clone());
-            match table.take(&record.id).map_err(refuse)? {
+            let row = table.take(&record.id);
+            let row =
+                row.map_err(|why| reader.error_at(&record, DataError::new(DataErrorKind::Malformed(why))))?;
+            match row {
                 Some(row) => self.add(&record.seq, &row, &names, &mut hash),
                 None => self.stats.left_out += 1,
             }
@@ -347,32 +343,37 @@ impl SharedCrops {
     /// No training record; a length of validation crops for which no record is long enough.
     fn make_samplers(&mut self) -> Result<(), DataError> {
         let powers: Vec<f64> = self.settings.levels.iter().map(|level| level.power).collect();
-        let none = |what: String| DataError::at(&self.settings.table, DataErrorKind::NoData(what));
-        let sampler = |records: &[LabelledRecord], shortest: usize| {
-            let of = |record: u32| &records[record as usize];
-            let long = (0..records.len() as u32).filter(|&record| of(record).packed.len() >= shortest);
-            Sampler::new(long.collect(), &powers, &|record| of(record).packed.len() as u64, &|record, level| {
-                of(record).values[level]
-            })
-        };
         let shortest = self.settings.shortest;
-        let mut samplers = vec![sampler(&self.train, shortest).ok_or_else(|| {
-            none(format!(
+        let Some(of_train) = sampler(&self.train, shortest, &powers) else {
+            let what = format!(
                 "no record to train on: {} records of the split train have fewer than {shortest} bases, {} are left out",
                 self.stats.train.short, self.stats.left_out
-            ))
-        })?];
+            );
+            return Err(DataError::at(&self.settings.table, DataErrorKind::NoData(what)));
+        };
+        let mut samplers = vec![of_train];
         for &length in self.validation_lengths() {
-            samplers.push(sampler(&self.validation, length).ok_or_else(|| {
-                none(format!(
+            let Some(of_length) = sampler(&self.validation, length, &powers) else {
+                let what = format!(
                     "no record of the split validation has the {length} bases of a validation crop; remove the length, or \
                      give longer records"
-                ))
-            })?);
+                );
+                return Err(DataError::at(&self.settings.table, DataErrorKind::NoData(what)));
+            };
+            samplers.push(of_length);
         }
         self.samplers = samplers;
         Ok(())
     }
+}
+
+/// Builds a sampler of the records of at least `shortest` bases; `None` if there is none.
+fn sampler(records: &[LabelledRecord], shortest: usize, powers: &[f64]) -> Option<Sampler> {
+    let all = 0..records.len() as u32;
+    let long = all.filter(|&record| records[record as usize].packed.len() >= shortest).collect();
+    let bases = |record: u32| records[record as usize].packed.len() as u64;
+    let value = |record: u32, level: usize| records[record as usize].values[level];
+    Sampler::new(long, powers, &bases, &value)
 }
 
 impl LabelledRecord {

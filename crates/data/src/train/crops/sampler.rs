@@ -12,7 +12,7 @@ pub(super) struct Sampler {
 #[derive(Debug)]
 enum SamplerNode {
     /// The values of a level: sums of their weights up to and including each value, and what is under them.
-    Values { sums: Vec<f64>, under: Vec<SamplerNode> },
+    Values { sums: Vec<f64>, children: Vec<SamplerNode> },
     /// Records: sums of their bases up to and including each record.
     Records { sums: Vec<u64>, records: Vec<u32> },
 }
@@ -37,12 +37,12 @@ impl Sampler {
         let mut level = 0;
         loop {
             match node {
-                SamplerNode::Values { sums, under } => {
+                SamplerNode::Values { sums, children } => {
                     let total = sums.last().copied().unwrap_or_default();
                     let drawn = key.with(level).unit() * total;
                     // Rounding of the product could reach the total, so the index is limited.
-                    let at = sums.partition_point(|&sum| sum <= drawn).min(under.len() - 1);
-                    node = &under[at];
+                    let at = sums.partition_point(|&sum| sum <= drawn).min(children.len() - 1);
+                    node = &children[at];
                     level += 1;
                 }
                 SamplerNode::Records { sums, records } => {
@@ -71,44 +71,48 @@ impl SamplerNode {
     ) -> (Self, u64) {
         let Some(&power) = powers.get(level) else {
             let mut total = 0;
-            let sum = |&record: &u32| {
-                total += bases(record);
-                total
-            };
-            let sums = records.iter().map(sum).collect();
+            let sums = records
+                .iter()
+                .map(|&record| {
+                    total += bases(record);
+                    total
+                })
+                .collect();
             return (SamplerNode::Records { sums, records: records.to_vec() }, total);
         };
         // Stable, so that the records of a value keep the order of the files.
         records.sort_by_key(|&record| value(record, level));
-        let parts = || records.chunk_by(|&a, &b| value(a, level) == value(b, level));
-        let lengths: Vec<usize> = parts().map(<[u32]>::len).collect();
-        let mut under = Vec::with_capacity(lengths.len());
+        let parts = records.chunk_by(|&a, &b| value(a, level) == value(b, level));
+        let lengths: Vec<usize> = parts.map(<[u32]>::len).collect();
+        let mut children = Vec::with_capacity(lengths.len());
         let mut sizes = Vec::with_capacity(lengths.len());
         let mut rest = records;
         for length in lengths {
             let (part, after) = rest.split_at_mut(length);
             let (node, size) = SamplerNode::new(part, level + 1, powers, bases, value);
-            under.push(node);
+            children.push(node);
             sizes.push(size);
             rest = after;
         }
         // Relative to the largest value, so that no power overflows.
         let largest = sizes.iter().copied().max().unwrap_or(1) as f64;
         let mut total = 0.0;
-        let sum = |&size: &u64| {
-            total += libm::pow(size as f64 / largest, power);
-            total
-        };
-        let sums = sizes.iter().map(sum).collect();
-        (SamplerNode::Values { sums, under }, sizes.iter().sum())
+        let sums = sizes
+            .iter()
+            .map(|&size| {
+                total += libm::pow(size as f64 / largest, power);
+                total
+            })
+            .collect();
+        (SamplerNode::Values { sums, children }, sizes.iter().sum())
     }
 
     fn bytes(&self) -> usize {
         32 + match self {
-            SamplerNode::Values { sums, under } => {
+            SamplerNode::Values { sums, children } => {
                 sums.len() * size_of::<f64>()
-                    + under.len() * size_of::<SamplerNode>()
-                    + under.iter().map(SamplerNode::bytes).sum::<usize>()
+                    + children.len() * size_of::<SamplerNode>()
+                    + children.iter().map(SamplerNode::bytes).sum::<usize>()
             }
             SamplerNode::Records { sums, records } => {
                 sums.len() * size_of::<u64>() + records.len() * size_of::<u32>()

@@ -29,20 +29,19 @@ impl Shuffler {
     /// Shuffles a sequence of the letters A, C, G, T and N.
     pub(super) fn shuffle(&mut self, letters: &mut [u8], key: RandomKey) {
         let (Some(&first), Some(&last)) = (letters.first(), letters.last()) else { return };
-        let code = |letter: u8| usize::from(bases::code(letter));
         let mut counts = [0; LETTERS];
-        letters[..letters.len() - 1].iter().for_each(|&letter| counts[code(letter)] += 1);
+        letters[..letters.len() - 1].iter().for_each(|&letter| counts[letter_index(letter)] += 1);
         let mut starts = [0; LETTERS];
         (1..LETTERS).for_each(|at| starts[at] = starts[at - 1] + counts[at - 1]);
         self.edges.clear();
         self.edges.resize(letters.len() - 1, 0);
         let mut next = starts;
         for pair in letters.windows(2) {
-            let from = &mut next[code(pair[0])];
-            self.edges[*from] = bases::code(pair[1]);
+            let from = &mut next[letter_index(pair[0])];
+            self.edges[*from] = bases::letter_index(pair[1]);
             *from += 1;
         }
-        let exits = self.exits(code(last), &starts, &counts, key);
+        let exits = self.exits(letter_index(last), &starts, &counts, key);
         for at in 0..LETTERS {
             let edges = &mut self.edges[starts[at]..starts[at] + counts[at]];
             // The edges are shuffled up to the exit, which comes last. The last letter of the sequence has no exit.
@@ -56,7 +55,7 @@ impl Shuffler {
             key.with(at as u64).shuffle(&mut edges[..free]);
         }
         let mut next = starts;
-        let mut at = code(first);
+        let mut at = letter_index(first);
         for letter in &mut letters[1..] {
             let to = self.edges[next[at]];
             next[at] += 1;
@@ -94,6 +93,11 @@ impl Shuffler {
         }
         std::array::from_fn(|at| (at != root && counts[at] > 0).then_some(exits[at]))
     }
+}
+
+/// Index of a letter in arrays of [`LETTERS`] elements.
+fn letter_index(letter: u8) -> usize {
+    usize::from(bases::code(letter))
 }
 
 #[cfg(test)]

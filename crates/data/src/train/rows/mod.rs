@@ -115,12 +115,13 @@ impl RowSet {
     /// one part with rows of different widths; a repeated row name; a row without a class, without one of its parts, or
     /// with a value that is not finite; no training rows, or no validation rows although the fraction is above 0.
     pub fn open(settings: RowSettings) -> Result<Self, DataError> {
-        let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if settings.parts.iter().any(|part| part.files.is_empty()) || settings.parts.is_empty() {
-            return refuse("no file of rows is named");
+            return Err(DataError::new(DataErrorKind::Malformed("no file of rows is named".to_owned())));
         }
         if settings.rows == 0 || !(0.0..1.0).contains(&settings.validation) {
-            return refuse("a pack needs a row, and the validation fraction must be at least 0 and below 1");
+            return Err(DataError::new(DataErrorKind::Malformed(
+                "a pack needs a row, and the validation fraction must be at least 0 and below 1".to_owned(),
+            )));
         }
         let labels = Labels::read(&settings.labels, &settings.classes)?;
         let mut files = Vec::new();
@@ -131,11 +132,15 @@ impl RowSet {
         let widths = settings.parts.iter().zip(&files).map(|(part, files)| width(part, files));
         let widths = widths.collect::<Result<Vec<_>, _>>()?;
         let named = rows(&settings, &mut files, &labels)?;
-        let train = Vec::new();
-        let validation = Vec::new();
-        let digest = String::new();
-        let mut new =
-            SharedRows { settings, files, widths, train, validation, census: DatasetStats::default(), digest };
+        let mut new = SharedRows {
+            settings,
+            files,
+            widths,
+            train: Vec::new(),
+            validation: Vec::new(),
+            census: DatasetStats::default(),
+            digest: String::new(),
+        };
         new.split(named)?;
         new.check()?;
         Ok(RowSet { inner: Arc::new(new) })
@@ -153,11 +158,11 @@ impl RowSet {
 
     /// Returns the number of packs of an epoch: as [`RowStream::fill`] divides the training rows.
     pub fn packs_of_epoch(&self) -> u64 {
-        let most = self.inner.settings.rows as u64;
+        let max_rows = self.inner.settings.rows as u64;
         let mut left = self.inner.train.len() as u64;
         let mut packs = 0;
         while left > 0 {
-            left -= rows_of_pack(left, most);
+            left -= rows_of_pack(left, max_rows);
             packs += 1;
         }
         packs
@@ -309,19 +314,20 @@ fn rows(
     for (files, part) in parts {
         others.push((places(files, part)?.1, &part.files[0]));
     }
-    let row = |(name, place): (String, (u32, u32))| {
+    let mut rows = Vec::with_capacity(names.len());
+    for (name, place) in names {
         let mut places = vec![place];
         for (other, path) in &others {
-            let missing = || {
+            let Some(&place) = other.get(&name) else {
                 let what = "no row of this name in these files, though in those of the first part";
-                DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_id(name.as_str())
+                return Err(DataError::malformed(path, what).with_id(name.as_str()));
             };
-            places.push(other.get(&name).copied().ok_or_else(missing)?);
+            places.push(place);
         }
         let class = labels.of(&name)?;
-        Ok((name, ExampleRow { class, places }))
-    };
-    names.into_iter().map(row).collect()
+        rows.push((name, ExampleRow { class, places }));
+    }
+    Ok(rows)
 }
 
 /// Locations (file, row) of the rows of a part: with their names in file order, and by name.
@@ -346,17 +352,17 @@ fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<RowPlaces, DataE
 /// Returns the width of a part's rows; errors if its files differ in width.
 fn width(part: &RowGroupPart, files: &[RowFile]) -> Result<usize, DataError> {
     let first = files[0].width();
-    let other = files.iter().zip(&part.files).find(|(file, _)| file.width() != first);
-    let refuse = |(file, path): (&RowFile, &PathBuf)| {
-        let kind = DataErrorKind::RowWidth { found: file.width(), expected: first };
-        DataError::at(Path::new(path), kind)
-    };
-    other.map_or(Ok(first), |other| Err(refuse(other)))
+    match files.iter().zip(&part.files).find(|(file, _)| file.width() != first) {
+        Some((file, path)) => {
+            Err(DataError::at(path, DataErrorKind::RowWidth { found: file.width(), expected: first }))
+        }
+        None => Ok(first),
+    }
 }
 
-/// Number of rows of the next pack of at most `most` rows, if `left` rows of the epoch are left.
-fn rows_of_pack(left: u64, most: u64) -> u64 {
-    if left == most + 1 && most > 2 { most - 1 } else { left.min(most) }
+/// Number of rows of the next pack of at most `max_rows` rows, if `left` rows of the epoch are left.
+fn rows_of_pack(left: u64, max_rows: u64) -> u64 {
+    if left == max_rows + 1 && max_rows > 2 { max_rows - 1 } else { left.min(max_rows) }
 }
 
 /// Stream of the packs of a split.

@@ -26,41 +26,45 @@ pub(crate) struct Ids {
     /// End-of-document id in little-endian byte order.
     end: Option<[u8; 4]>,
     /// Maximum length of a document in bytes.
-    most: usize,
+    max_bytes: usize,
     /// Whether the end of the file was reached.
     ended: bool,
 }
 
 impl Ids {
-    pub(super) fn open(path: &Path, width: IdWidth, end: Option<i32>, most: usize) -> Result<Self, DataError> {
-        let read = |e| DataError::at(path, DataErrorKind::Read(e));
-        let refuse = |what: String| Err(DataError::at(path, DataErrorKind::Malformed(what)));
-        let file = File::open(path).map_err(read)?;
-        let bytes = file.metadata().map_err(read)?.len();
+    pub(super) fn open(
+        path: &Path,
+        width: IdWidth,
+        end: Option<i32>,
+        max_bytes: usize,
+    ) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::reading(path))?;
+        let bytes = file.metadata().map_err(DataError::reading(path))?.len();
         let width = width.bytes();
         if bytes % width as u64 != 0 {
-            return refuse(format!(
-                "{bytes} bytes are not a whole number of ids of {width} bytes; check the width"
+            return Err(DataError::malformed(
+                path,
+                format!("{bytes} bytes are not a whole number of ids of {width} bytes; check the width"),
             ));
         }
         let mut file = BufReader::with_capacity(BUFFER, file);
-        let start = file.fill_buf().map_err(read)?;
+        let start = file.fill_buf().map_err(DataError::reading(path))?;
         if start.first_chunk().is_some_and(|&first| HEADERS.contains(&u32::from_le_bytes(first))) {
-            return refuse(
+            return Err(DataError::malformed(
+                path,
                 "it has the header of llm.c's files; write the ids alone, as nanoGPT does".to_owned(),
-            );
+            ));
         }
         let end = end.map(i32::to_le_bytes);
-        Ok(Ids { path: path.to_owned(), file, width, end, most, ended: false })
+        Ok(Ids { path: path.to_owned(), file, width, end, max_bytes, ended: false })
     }
 
     /// Reads the ids of the next document, its end-of-document id included, into `document`, reusing its buffer.
     /// Returns `false` after the last document.
     pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
-        let read = |e| DataError::at(&self.path, DataErrorKind::Read(e));
         let ids = Width { bytes: self.width, end: self.end };
         while !self.ended {
-            let bytes = self.file.fill_buf().map_err(read)?;
+            let bytes = self.file.fill_buf().map_err(DataError::reading(&self.path))?;
             if bytes.is_empty() {
                 self.ended = true;
                 let whole = document.bytes.len().is_multiple_of(self.width);
@@ -79,8 +83,8 @@ impl Ids {
             };
             document.bytes.extend_from_slice(&bytes[..taken]);
             self.file.consume(taken);
-            if document.bytes.len() > self.most {
-                return Err(DataError { path: Some(self.path.clone()), ..too_long(self.most) });
+            if document.bytes.len() > self.max_bytes {
+                return Err(DataError { path: Some(self.path.clone()), ..too_long(self.max_bytes) });
             }
             let completed = open != 0 && document.bytes.len().is_multiple_of(self.width);
             let last = document.bytes.len().saturating_sub(self.width);

@@ -13,18 +13,18 @@ pub(crate) struct PlainTextReader {
     source: LineSource,
     how: TextDocuments,
     /// Maximum length of a document in bytes.
-    most: usize,
+    max_bytes: usize,
     pub(super) line: Vec<u8>,
     /// Whether the end of the file was reached.
     ended: bool,
 }
 
 impl PlainTextReader {
-    pub(super) fn open(path: &Path, how: TextDocuments, most: usize) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path, how: TextDocuments, max_bytes: usize) -> Result<Self, DataError> {
         let mut source = LineSource::open(path)?;
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
-        Ok(PlainTextReader { source, how, most, line: Vec::new(), ended: false })
+        Ok(PlainTextReader { source, how, max_bytes, line: Vec::new(), ended: false })
     }
 
     /// Reads the next document into `document`, reusing its buffer. Returns `false` after the last document.
@@ -34,7 +34,7 @@ impl PlainTextReader {
         }
         let text = &mut document.bytes;
         loop {
-            if !bounded_line(&mut self.source, &mut self.line, self.most)? {
+            if !bounded_line(&mut self.source, &mut self.line, self.max_bytes)? {
                 self.ended = true;
                 trim(text);
                 // With one document per file, an empty file is an empty document, which the statistics count.
@@ -50,10 +50,13 @@ impl PlainTextReader {
             // The line that ends a document, a blank line or a separator, is part of it only if each line is a
             // document. Blank lines before the first text of a document are skipped.
             if (!ends || self.how == TextDocuments::Lines) && !(blank && text.is_empty()) {
-                if text.len() + self.line.len() >= self.most.saturating_add(1) {
+                if text.len() + self.line.len() >= self.max_bytes.saturating_add(1) {
                     // `line` already counts the line that was just read.
-                    return Err(DataError { path: Some(self.source.path().into()), ..too_long(self.most) }
-                        .with_line(self.source.line() - 1));
+                    return Err(DataError {
+                        path: Some(self.source.path().into()),
+                        ..too_long(self.max_bytes)
+                    }
+                    .with_line(self.source.line() - 1));
                 }
                 text.extend_from_slice(&self.line);
                 text.push(b'\n');
@@ -71,11 +74,11 @@ impl PlainTextReader {
 /// Reads the next line into `line`, without its line ending. Returns `false` at the end of the file.
 ///
 /// # Errors
-/// A line of more than `most` bytes; the excess is skipped and not stored.
+/// A line of more than `max_bytes` bytes; the excess is skipped and not stored.
 pub(super) fn bounded_line(
     source: &mut LineSource,
     line: &mut Vec<u8>,
-    most: usize,
+    max_bytes: usize,
 ) -> Result<bool, DataError> {
     line.clear();
     if source.peek()?.is_none() {
@@ -84,7 +87,7 @@ pub(super) fn bounded_line(
     let at = source.line();
     let mut fits = true;
     source.line_pieces(|piece| {
-        fits &= line.len() + piece.len() <= most;
+        fits &= line.len() + piece.len() <= max_bytes;
         if fits {
             line.extend_from_slice(piece);
         }
@@ -92,7 +95,7 @@ pub(super) fn bounded_line(
     if fits {
         Ok(true)
     } else {
-        Err(DataError { path: Some(source.path().into()), ..too_long(most) }.with_line(at))
+        Err(DataError { path: Some(source.path().into()), ..too_long(max_bytes) }.with_line(at))
     }
 }
 
@@ -107,7 +110,7 @@ mod tests {
 
     fn check(how: TextDocuments, text: &'static str, expected: &[&str]) {
         let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
-        let mut text = PlainTextReader { source, how, most: 20, line: Vec::new(), ended: false };
+        let mut text = PlainTextReader { source, how, max_bytes: 20, line: Vec::new(), ended: false };
         let mut document = RawDocument::default();
         let mut found = Vec::new();
         while text.read(&mut document).unwrap() {
@@ -135,7 +138,7 @@ mod tests {
         {
             let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
             let how = TextDocuments::Paragraphs;
-            let mut text = PlainTextReader { source, how, most: 20, line: Vec::new(), ended: false };
+            let mut text = PlainTextReader { source, how, max_bytes: 20, line: Vec::new(), ended: false };
             let mut document = RawDocument::default();
             let error = loop {
                 match text.read(&mut document) {

@@ -93,7 +93,7 @@ impl Embeddings {
                 ids.row(format_args!("{}", PlainField(orf)))
             }
             Embeddings::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
-            Embeddings::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
+            Embeddings::Parquet(writer) => Ok(writer.write_sequence(orf, bases, values)?),
         }
     }
 
