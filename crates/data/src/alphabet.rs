@@ -64,7 +64,7 @@ pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
     replaced
 }
 
-/// What [`Alphabet::normalize`] changed.
+/// Changes that [`Alphabet::normalize`] made to a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalized {
     /// Number of letters U that were replaced by T.
@@ -144,12 +144,7 @@ impl Alphabet {
     /// [`DataErrorKind::Malformed`] with the reason from [`Alphabet::refusal`].
     pub fn check(self, record: &Record, reader: &Reader) -> Result<(), DataError> {
         let Some(why) = self.refusal(&record.seq) else { return Ok(()) };
-        let kind = DataErrorKind::Malformed(why);
-        let error = match reader.position() {
-            Some((path, line)) => DataError::at(path, kind).with_line(line),
-            None => DataError::new(kind),
-        };
-        Err(error.with_id(record.id.as_str()))
+        Err(reader.error_at(record, DataError::new(DataErrorKind::Malformed(why))))
     }
 }
 
@@ -202,7 +197,7 @@ impl UnknownLetters {
     }
 }
 
-/// Why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused: they are more than
+/// Returns the reason why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused: they are more than
 /// half. `None` if it is not.
 pub fn unknown_refusal(unknown: usize, letters: usize) -> Option<String> {
     (2 * unknown > letters).then(|| {

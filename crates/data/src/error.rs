@@ -20,7 +20,7 @@ pub struct DataError {
     pub line: Option<u64>,
     /// The id of the record, or the name of the tensor, that the error is in.
     pub id: Option<String>,
-    /// What is wrong.
+    /// Kind of the error.
     pub kind: DataErrorKind,
 }
 

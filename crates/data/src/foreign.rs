@@ -8,7 +8,7 @@ use crate::sequence::Compression;
 pub struct ForeignFormat {
     /// The format, with its article: `a BAM file`.
     pub what: &'static str,
-    /// How to convert a file of it.
+    /// Instruction to convert such a file.
     pub advice: &'static str,
     /// Whether its files consist of readable text.
     pub is_text: bool,
@@ -171,7 +171,7 @@ fn first_match(tests: &[FormatTest], start: &[u8], is_text: bool) -> Option<Fore
     Some(ForeignFormat { what, advice, is_text })
 }
 
-/// Says that a file is a pointer of Git LFS, and what to do.
+/// Message for a file that is a pointer of Git LFS: what it is, and how to fetch the file.
 pub const LFS_POINTER: &str = "it is a Git LFS pointer, which stands for a file that was not downloaded; fetch the file itself: git \
                                lfs pull, or hf download";
 

@@ -37,7 +37,7 @@ use texts::Texts;
 /// disk.
 const LONGEST_NAME: usize = 4096;
 
-/// One sequence record: name, letters and, for FASTQ, qualities.
+/// A sequence record: name, letters and, for FASTQ, qualities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The first word of the title; empty if the title is empty.
@@ -138,7 +138,7 @@ struct Doubtful {
     line: u64,
 }
 
-/// How records are read.
+/// Options and bounds with which records are read.
 #[derive(Clone, Copy)]
 struct ReadRules<'a> {
     alphabet: Alphabet,
@@ -730,7 +730,7 @@ impl OpenSequences {
     }
 }
 
-/// How the qualities of a record are read.
+/// Options and bound with which a FASTQ record is read.
 #[derive(Clone, Copy)]
 struct FastqSizes {
     keep_qualities: bool,

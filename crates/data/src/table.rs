@@ -140,7 +140,8 @@ impl TableReader {
         })
     }
 
-    /// The same as [`TableReader::next`], for a number of columns that is known only from the header.
+    /// Passes the requested cells of the next row to `parse` as [`TableReader::next`] does, for a number of columns that is known
+    /// only from the header.
     pub fn next_row<T>(
         &mut self,
         parse: impl FnOnce(&[&str]) -> Result<T, String>,

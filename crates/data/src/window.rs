@@ -8,7 +8,7 @@
 
 use std::iter::FusedIterator;
 
-/// One window of a record.
+/// Location of a window in its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordWindow {
     /// Index of the window in the record, from 0. Names in files count from 1.

@@ -378,7 +378,7 @@ fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String>
     })
 }
 
-/// Where the last window of a record ended. The mates of a pair are drawn one after the other, so the positions of the second
+/// End of the last window of a record that was read. The mates of a pair are drawn one after the other, so the positions of the second
 /// continue those of the first.
 #[derive(Default)]
 struct RecordCursor {

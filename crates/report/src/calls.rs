@@ -505,7 +505,7 @@ fn write_cell(row: &KeptRow, place: usize, cells: &CellKind, out: &mut String) {
     }
 }
 
-/// Says which records the table has.
+/// The sentence that says which records the table has.
 fn which(selection: &Selection, kept: usize, has_regions: bool) -> String {
     let total = selection.listable + selection.others;
     if kept as u64 == total {
@@ -529,7 +529,7 @@ fn which(selection: &Selection, kept: usize, has_regions: bool) -> String {
     )
 }
 
-/// What is known about wrong calls of the run.
+/// The section on wrong calls: expected and measured error rates.
 fn errors(results: &PredictionResults, survey: &PageStatistics) -> String {
     let run = &results.run;
     let rows = run["calling"]["calibration"]["lengths"].as_array().map(Vec::as_slice).unwrap_or_default();

@@ -4,6 +4,7 @@
 use crate::columns::SERIES;
 use crate::html::{bases, decimal, escape, grouped, percent};
 use crate::survey::SeriesCounts;
+use plimsoll_train::charts::round_step;
 use std::fmt::Write;
 
 /// A label on an axis.
@@ -316,12 +317,6 @@ fn round_positions(length: u64) -> Vec<AxisLabel> {
     let numbers = (0..=6).map(|n| n as f64 * step).take_while(|&base| base <= length as f64);
     let label = |base: f64| AxisLabel { position: base / length.max(1) as f64, text: bases(base as u64) };
     numbers.map(label).collect()
-}
-
-/// The smallest of 1, 2 and 5 times a power of 10 of which `extent` has at most `parts`.
-fn round_step(extent: f64, parts: f64) -> f64 {
-    let unit = 10_f64.powf((extent / parts).log10().floor());
-    [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| extent / n <= parts).unwrap_or(10.0 * unit)
 }
 
 /// Heights of bars: linear, or logarithmic so that bins with few records stay visible beside those with many.

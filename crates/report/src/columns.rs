@@ -41,7 +41,7 @@ impl ResultColumn {
     }
 }
 
-/// Which of the two forms of tables a folder has.
+/// Form of the tables of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableForm {
     /// Of a model in VirNucPro's form: scores of open reading frames.

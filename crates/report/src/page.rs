@@ -23,7 +23,7 @@ pub struct PageSection {
 pub struct HtmlPage {
     /// Title, plain text.
     pub title: String,
-    /// What lies below the title, HTML.
+    /// Summary and warnings below the title, HTML.
     pub lead: String,
     /// Sections in order.
     pub sections: Vec<PageSection>,

@@ -37,7 +37,7 @@ pub struct PredictionResults {
     folder: PathBuf,
     /// Content of `run.json`.
     pub run: Value,
-    /// When `run.json` was last changed, in seconds since 1970.
+    /// Time of the last change of `run.json`, in seconds since 1970.
     pub changed: Option<u64>,
     /// Form of the tables.
     pub form: TableForm,

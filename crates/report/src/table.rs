@@ -76,7 +76,7 @@ pub struct PageTable {
     pub id: &'static str,
     /// Caption, plain text.
     pub caption: String,
-    /// Where a reader without JavaScript finds the rows, plain text.
+    /// Place at which a reader without JavaScript finds the rows, plain text.
     pub elsewhere: String,
     /// Columns.
     pub columns: Vec<PageColumn>,

@@ -36,7 +36,7 @@ const NUMBER: char = '\u{1}';
 /// A timeline on a page.
 #[derive(Clone, Debug)]
 pub struct PlannedTimeline {
-    /// What was planned, such as the name of the model.
+    /// Name of the plan, such as that of the model.
     pub title: String,
     /// The timeline.
     pub timeline: Timeline,
@@ -44,7 +44,7 @@ pub struct PlannedTimeline {
     pub budget: Option<u64>,
     /// Bytes of the budget that the process takes outside the plan.
     pub process: u64,
-    /// What was measured of a step; `None` for a plan alone.
+    /// Measurements of a step; `None` for a plan alone.
     pub measured: Option<MeasuredStep>,
 }
 

@@ -78,7 +78,7 @@ impl ParquetWriter {
         )
     }
 
-    /// As [`create`](Self::create), with the columns of `layout`.
+    /// Starts writing the file `path` as [`create`](Self::create) does, with the columns of `layout`.
     pub fn with_layout(
         path: impl AsRef<Path>,
         layout: TableLayout,

@@ -45,7 +45,7 @@ pub struct SafetensorsWriter {
     bytes: Vec<u8>,
 }
 
-/// Which tensors a file has.
+/// Arrangement of the rows in tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SafetensorsLayout {
     /// One tensor with a row for each name, and the names in the metadata.

@@ -8,7 +8,7 @@
 use crate::alphabet::Alphabet;
 use plimsoll_setting::Command;
 
-/// What a byte of a sequence line is.
+/// Class of a byte of a sequence line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ByteClass {
     Letter,
@@ -192,7 +192,7 @@ impl LineCleaner {
         seq.retain(|&letter| !is_digit_or_gap(letter));
     }
 
-    /// Why a record cannot be one of sequences: with more digits than letters it has qualities, positions or the colours of a
+    /// Returns the reason why a record is no sequence, or `None`: with more digits than letters it has qualities, positions or the colours of a
     /// colour-space read.
     pub(super) fn refusal(&self, seq: &[u8]) -> Option<String> {
         let digits = self.digits.bytes;

@@ -39,7 +39,7 @@ const SHOWN: usize = 8;
 pub struct Listing {
     /// The files, in the order of the paths; those of a folder sorted by name.
     pub files: Vec<ListedFile>,
-    /// What folders contain besides.
+    /// The entries of folders that are not read.
     pub skipped: Vec<SkippedEntry>,
 }
 
@@ -57,11 +57,11 @@ pub struct ListedFile {
 pub struct SkippedEntry {
     /// Its path.
     pub path: PathBuf,
-    /// Why it is skipped.
+    /// The reason why it is skipped.
     pub why: SkipReason,
 }
 
-/// Why an entry of a folder is not read.
+/// Reason why an entry of a folder is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     /// A folder in the folder.
@@ -115,7 +115,7 @@ impl Listing {
         both.into_iter().all(|alphabet| self.files.iter().any(|file| file.alphabet == Some(alphabet)))
     }
 
-    /// One line that names what was skipped; `None` if nothing was.
+    /// A line with the names of the skipped entries; `None` if there are none.
     pub fn skipped_line(&self) -> Option<String> {
         if self.skipped.is_empty() {
             return None;

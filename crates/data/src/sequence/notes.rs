@@ -29,7 +29,7 @@ impl NoteKind {
         }
     }
 
-    /// What is done about it, for tables.
+    /// The action taken, for tables.
     pub fn action(self) -> &'static str {
         match self {
             Self::Spacing => "dropped",

@@ -12,7 +12,7 @@ use crate::{DataError, DataErrorKind, foreign};
 /// Size of the buffer of decoded bytes.
 const BUFFER: usize = 256 << 10;
 
-/// Most bytes that are decoded to find out whether a compressed stream is damaged.
+/// Maximum number of bytes that are decoded to detect whether a compressed stream is damaged.
 const MOST_CHECKED: usize = 256 << 20;
 
 /// An open input file, read as lines that end with LF, CR or CR LF.

@@ -36,7 +36,7 @@ pub struct Bpe {
     unknown: Option<i32>,
 }
 
-/// Which encoder a [`Bpe`] uses.
+/// Encoder that a [`Bpe`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpeKind {
     /// The lookup tables of this crate. A sequence that contains the first character of an added token (the `[` of

@@ -41,7 +41,7 @@ const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id.
 pub(super) const MAX_IDS: u64 = 1 << 20;
 
-/// Why a tokenizer file is refused.
+/// Reason why a tokenizer file is refused.
 pub(super) type TokenizerRefusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// The regular expressions by which byte-level tokenizers part words: those of Llama 3, Qwen2 and GPT-2. No

@@ -93,13 +93,13 @@ pub(super) fn parcel(text: usize, tokens: usize, documents: usize) -> u64 {
 /// capacity when it grows, so its capacity is less than twice its longest content.
 fn document(format: &DatasetFormat, max_document: usize) -> usize {
     match format {
-        // Line and document, 2 * most each.
+        // Line and document, 2 * `max_document` each.
         DatasetFormat::Text(_) => 4 * max_document,
-        // A line may be 2 * most long. The parser unescapes the text into a doubling buffer and copies it to a
+        // A line may be 2 * `max_document` long. The parser unescapes the text into a doubling buffer and copies it to a
         // string, and the document is a copy of that string.
         DatasetFormat::JsonLines { .. } => 4 * max_document + 3 * max_document + 2 * max_document,
         DatasetFormat::Ids { .. } => 2 * max_document,
-        // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * most together.
+        // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * `max_document` together.
         DatasetFormat::Sequences => 4 * max_document,
     }
 }

@@ -21,8 +21,8 @@ const PRE_TOKENIZERS: [&str; 6] =
 /// # Errors
 /// The first unsupported or inconsistent part, by name.
 pub(super) fn check(file: &Value) -> Result<Option<i32>, TokenizerRefusal> {
-    each(&file["normalizer"], "normalizers", &mut |part| normalizer(part))?;
-    each(&file["pre_tokenizer"], "pretokenizers", &mut |part| match part["type"].as_str() {
+    for_each_step(&file["normalizer"], "normalizers", &mut |part| normalizer(part))?;
+    for_each_step(&file["pre_tokenizer"], "pretokenizers", &mut |part| match part["type"].as_str() {
         Some(kind) if PRE_TOKENIZERS.contains(&kind) => Ok(()),
         kind => Err(format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into()),
     })?;
@@ -42,12 +42,12 @@ fn is_id(id: &Value) -> bool {
     id.as_u64().is_some_and(|id| id < MAX_IDS)
 }
 
-/// Calls `look` on a normalizer or pre-tokenizer, or on each element of a `Sequence` (in its field `list`); does
+/// Calls `check` on a normalizer or pre-tokenizer, or on each element of a `Sequence` (in its field `list`); does
 /// nothing for `null`.
-fn each(
+fn for_each_step(
     part: &Value,
     list: &str,
-    look: &mut dyn FnMut(&Value) -> Result<(), TokenizerRefusal>,
+    check: &mut dyn FnMut(&Value) -> Result<(), TokenizerRefusal>,
 ) -> Result<(), TokenizerRefusal> {
     match (part, part["type"].as_str()) {
         (Value::Null, _) => Ok(()),
@@ -55,9 +55,9 @@ fn each(
             let Some(parts) = part[list].as_array() else {
                 return Err(format!("its sequence has no {list}").into());
             };
-            parts.iter().try_for_each(look)
+            parts.iter().try_for_each(check)
         }
-        _ => look(part),
+        _ => check(part),
     }
 }
 

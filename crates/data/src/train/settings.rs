@@ -76,7 +76,7 @@ pub enum DatasetFormat {
     Sequences,
 }
 
-/// How a text file is split into documents.
+/// Rule by which a text file is split into documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextDocuments {
     /// Each file is a document.

@@ -46,7 +46,7 @@ impl Vocabulary {
     /// Opens a tokenizer; `width` is that of stored ids.
     ///
     /// # Errors
-    /// As [`Vocabulary::open`].
+    /// The errors of [`Vocabulary::open`].
     pub fn of(tokens: &TokenizerKind, width: IdWidth) -> Result<Self, DataError> {
         match tokens {
             TokenizerKind::Bytes { end } => {

@@ -9,7 +9,7 @@ use super::FileDType;
 use super::hub::{HubError, is_hub_id};
 use crate::printable::{EscapedPath, Name};
 
-/// Why weights could not be found, opened or read.
+/// Error of finding, opening or reading weights.
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum WeightsError {

@@ -235,7 +235,7 @@ fn is_repository(arg: &str) -> bool {
     parts && arg.len() <= MAX_ID && !arg.contains("--")
 }
 
-/// Why `arg`, which does not exist, is a path rather than a hub id; `None` if it may be a hub id. A path has more than two parts,
+/// Returns the error for an `arg` that does not exist and is a path rather than a hub id; `None` if it may be a hub id. A path has more than two parts,
 /// or a parent that exists here, or a parent whose name resembles that of a folder here that has the last part.
 pub fn missing_path(arg: &str) -> Option<WeightsError> {
     let path = Path::new(arg);
@@ -268,7 +268,7 @@ fn similar_names(folder: &Path, wanted: &str) -> Vec<String> {
     names
 }
 
-/// Most entries of a folder that are compared with a name.
+/// Maximum number of entries of a folder that are compared with a name.
 const MOST_ENTRIES: usize = 10_000;
 
 /// Whether two names differ by at most two letters that were left out, added or replaced, and agree in most letters.

@@ -145,7 +145,7 @@ impl ChartAxes {
         self.across.at(point.first.midpoint(point.last) as f64)
     }
 
-    /// Where a value of a point is drawn; at the bottom if the axis has no place for it.
+    /// Point of the picture at which a value is drawn: at the bottom if the axis has no place for it.
     fn place(&self, of: &Point, value: f64) -> ScenePoint {
         point(self.x(of), self.y(value).unwrap_or(self.bottom))
     }

@@ -61,7 +61,7 @@ pub enum Paint {
     },
 }
 
-/// Which point of a text its x coordinate denotes.
+/// Point of a text that is at its x coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TextAnchor {
     /// Left end.
@@ -99,7 +99,7 @@ pub struct SceneText {
     pub x: f64,
     /// Coordinate of the baseline.
     pub y: f64,
-    /// Which point of the text is at `x`.
+    /// Point of the text that is at `x`.
     pub anchor: TextAnchor,
     /// Style.
     pub kind: TextStyle,

@@ -6,7 +6,7 @@ use std::error::Error;
 
 use serde_json::{Map, Value, json};
 
-/// Why a file is refused.
+/// Reason why a file is refused.
 pub(super) type BpeRefusal = Box<dyn Error + Send + Sync>;
 
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id. DNABERT-2 has 4096 tokens.

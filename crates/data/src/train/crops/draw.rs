@@ -21,7 +21,7 @@ const SHUFFLED: u64 = 7;
 /// Maximum length of an insertion or deletion.
 const LONGEST_INDEL: usize = 3;
 
-/// How the letters of a crop are changed.
+/// Change of the letters of a crop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum CropChange {
     /// Mutated; the default rates of 0 leave the letters as they are.

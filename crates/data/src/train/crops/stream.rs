@@ -205,7 +205,7 @@ struct CropMaker {
     masker: Masker,
 }
 
-/// What is masked in a crop, with the buffers for it.
+/// Masking of a crop, with its buffers.
 enum Masker {
     Nothing,
     Tokens {

@@ -36,7 +36,7 @@ struct RecordRow {
     found: bool,
 }
 
-/// What the table says of a record that is used.
+/// Split, targets and values of a record that is used.
 pub(super) struct UsedRow<'t> {
     pub split: Split,
     pub targets: &'t [i32],

@@ -44,7 +44,7 @@ pub struct RowSettings {
     pub rows: usize,
 }
 
-/// One part of an input.
+/// A part of an input.
 #[derive(Clone, Debug)]
 pub struct RowGroupPart {
     /// Files of rows: `.npy` with their `.ids.txt`, `.safetensors` with a matrix or with a tensor for each name.
