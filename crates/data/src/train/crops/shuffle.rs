@@ -38,7 +38,7 @@ impl Shuffler {
         let mut next = starts;
         for pair in letters.windows(2) {
             let from = &mut next[letter_index(pair[0])];
-            self.edges[*from] = bases::letter_index(pair[1]);
+            self.edges[*from] = bases::code(pair[1]);
             *from += 1;
         }
         let exits = self.exits(letter_index(last), &starts, &counts, key);
