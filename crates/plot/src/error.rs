@@ -62,7 +62,7 @@ pub enum PlotError {
     #[error(
         "{series_expert_load} is a picture of its own; give a folder with {output}, or omit the other series",
         series_expert_load = Setting::Series.to("expert_load"),
-        output = Setting::PictureOutput
+        output = Setting::Output
     )]
     TwoPictures,
     /// A logarithmic axis is requested, and suits none of the charts.
