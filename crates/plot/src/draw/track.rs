@@ -364,7 +364,7 @@ fn labels(scene: &mut Scene, axes: &TrackAxes, track: &RecordTrack, about: &Abou
 /// Draws the position axis.
 fn ruler(scene: &mut Scene, axes: &TrackAxes, y: f64) {
     scene.line(point(axes.across.from, y), point(axes.across.to, y), AXIS, 0.6);
-    // 42 points hold the longest label and a space.
+    // A tick in 42 points leaves room for its label.
     let max_ticks = ((axes.across.to - axes.across.from) / 42.0) as u64;
     let ticks = axes.across.ticks(max_ticks);
     for (tick, label) in ticks.iter().zip(base_labels(&ticks)) {
