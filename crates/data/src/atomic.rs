@@ -50,7 +50,7 @@ impl AtomicFile {
             return Err(DataError::writing(target)(ErrorKind::InvalidInput.into()));
         }
         let destination = ResolvedPath::of(target).map_err(DataError::writing(target))?;
-        let beside = match &destination {
+        let neighbour = match &destination {
             ResolvedPath::File(place) => {
                 remove_leftovers(place);
                 place.clone()
@@ -65,7 +65,7 @@ impl AtomicFile {
             ResolvedPath::File(place) => place.exists(),
             ResolvedPath::Stream(_) | ResolvedPath::Unsuitable => true,
         };
-        let (temporary, file) = create_temporary(&beside).map_err(DataError::writing(target))?;
+        let (temporary, file) = create_temporary(&neighbour).map_err(DataError::writing(target))?;
         let file = Some(BufWriter::with_capacity(BUFFER, file));
         Ok(AtomicFile { target: target.to_owned(), destination, temporary, file, replaces })
     }

@@ -25,8 +25,8 @@ fn is_pipe(path: &Path) -> Result<bool> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        let of = std::fs::metadata(path)?.file_type();
-        Ok(of.is_fifo() || of.is_socket())
+        let kind = std::fs::metadata(path)?.file_type();
+        Ok(kind.is_fifo() || kind.is_socket())
     }
     #[cfg(not(unix))]
     {

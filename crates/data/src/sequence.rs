@@ -460,7 +460,7 @@ impl OpenSequences {
         self.doubtful = None;
         self.source.skip_byte();
         title.clear();
-        self.source.line_pieces(|piece| take(title, piece, max_title))?;
+        self.source.line_pieces(|piece| push_bounded(title, piece, max_title))?;
         if title.len() > max_title {
             return Err(self.no_room(&format!("a title has more than {max_title} bytes")));
         }
@@ -659,7 +659,7 @@ impl OpenSequences {
         let mut longer = false;
         self.source.line_pieces(|piece| {
             longer |= title.len() > max_bytes && !piece.iter().all(|&b| is_blank(b));
-            take(title, piece, max_bytes);
+            push_bounded(title, piece, max_bytes);
         })?;
         let (first, second) = title.split_at(length);
         let second = second.trim_ascii_end();
@@ -769,7 +769,7 @@ pub(crate) fn is_letter_or_unknown(byte: u8) -> bool {
 }
 
 /// Appends a piece of a line to `text`, unless `text` is already longer than `max_bytes`.
-fn take(text: &mut Vec<u8>, piece: &[u8], max_bytes: usize) {
+fn push_bounded(text: &mut Vec<u8>, piece: &[u8], max_bytes: usize) {
     if text.len() <= max_bytes {
         text.extend_from_slice(piece);
     }

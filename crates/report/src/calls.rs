@@ -444,7 +444,7 @@ fn table(results: &PredictionResults, selection: &Selection, scored: bool, room:
     // Rows are in the order of their importance, so what does not fit is the least important.
     let mut bytes = 0;
     let mut cell = String::new();
-    let mut kept = 0;
+    let mut row_count = 0;
     for row in &selection.rows {
         for (place, column) in columns.iter().enumerate() {
             cell.clear();
@@ -454,10 +454,10 @@ fn table(results: &PredictionResults, selection: &Selection, scored: bool, room:
         if bytes > room {
             break;
         }
-        kept += 1;
+        row_count += 1;
     }
-    let note = which(selection, kept, results.has_regions);
-    let mut rows: Vec<_> = selection.rows[..kept].iter().collect();
+    let note = rows_note(selection, row_count, results.has_regions);
+    let mut rows: Vec<_> = selection.rows[..row_count].iter().collect();
     rows.sort_by_key(|row| row.ordinal);
     let values = columns
         .iter()
@@ -506,13 +506,13 @@ fn write_cell(row: &KeptRow, place: usize, cells: &CellKind, out: &mut String) {
 }
 
 /// The sentence that says which records the table has.
-fn which(selection: &Selection, kept: usize, has_regions: bool) -> String {
+fn rows_note(selection: &Selection, row_count: usize, has_regions: bool) -> String {
     let total = selection.listable + selection.others;
-    if kept as u64 == total {
+    if row_count as u64 == total {
         return "The table has all records.".to_owned();
     }
-    let listed = selection.listed.min(kept) as u64;
-    let sampled = kept as u64 - listed;
+    let listed = selection.listed.min(row_count) as u64;
+    let sampled = row_count as u64 - listed;
     let kind = if has_regions { "called virus or with regions" } else { "called virus" };
     let first = match selection.listable {
         0 => format!("no record is {kind}"),
@@ -522,7 +522,7 @@ fn which(selection: &Selection, kept: usize, has_regions: bool) -> String {
     format!(
         "The table has {} of {} records: {first}, and an even random sample of {} of the {} others. Counts and charts are \
          of all records; predictions.tsv has all rows.",
-        grouped(kept as u64),
+        grouped(row_count as u64),
         grouped(total),
         grouped(sampled),
         grouped(selection.others)

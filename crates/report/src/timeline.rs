@@ -151,13 +151,20 @@ fn cards(plans: &[PlannedTimeline]) -> String {
     let mut cards = String::new();
     for (number, plan) in plans.iter().enumerate() {
         let PlannedTimeline { timeline, budget, .. } = plan;
-        let of = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
+        let plan_suffix = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
         let seconds: f64 = timeline.instructions.iter().map(|i| i.seconds).sum();
-        cards += &card(&format!("Peak{of}"), &short(timeline.peak), &format!("{} B", grouped(timeline.peak.0)));
+        cards += &card(
+            &format!("Peak{plan_suffix}"),
+            &short(timeline.peak),
+            &format!("{} B", grouped(timeline.peak.0)),
+        );
         if let Some(budget) = budget {
             let free = budget.saturating_sub(timeline.peak.0 + plan.process);
-            cards +=
-                &card(&format!("Budget{of}"), &short(Bytes(*budget)), &format!("{} left", short(Bytes(free))));
+            cards += &card(
+                &format!("Budget{plan_suffix}"),
+                &short(Bytes(*budget)),
+                &format!("{} left", short(Bytes(free))),
+            );
         }
         if plans.len() == 1 {
             let outside = short(timeline.peak - timeline.arena);
@@ -166,7 +173,7 @@ fn cards(plans: &[PlannedTimeline]) -> String {
             cards += &card("Instructions", &grouped(timeline.instructions.len() as u64), &tensors);
         }
         cards += &card(
-            &format!("{}{of}", if plans.len() == 1 { "Expected time" } else { "Time" }),
+            &format!("{}{plan_suffix}", if plans.len() == 1 { "Expected time" } else { "Time" }),
             &time(seconds),
             "all instructions once",
         );
@@ -175,7 +182,7 @@ fn cards(plans: &[PlannedTimeline]) -> String {
             let expected: f64 = expected.map(|(instruction, _)| instruction.seconds).sum();
             let [tokens, sequences] = measured.step.map(grouped);
             let detail = format!("{} expected; {tokens} tokens, {sequences} sequences", time(expected));
-            cards += &card(&format!("Measured time{of}"), &time(measured.total()), &detail);
+            cards += &card(&format!("Measured time{plan_suffix}"), &time(measured.total()), &detail);
         }
     }
     format!("<dl class=\"cards\">\n{cards}</dl>\n")
@@ -295,7 +302,8 @@ impl RunLengthColumn {
 struct Distances(i64);
 
 impl Distances {
-    fn of(&mut self, number: i64) -> i64 {
+    /// Returns the distance of `number` from the number before.
+    fn delta(&mut self, number: i64) -> i64 {
         let distance = number - self.0;
         self.0 = number;
         distance
@@ -324,8 +332,8 @@ fn data(plan: &PlannedTimeline, title: &str) -> String {
         let phase = phases.number(phase_name(i.phase).to_owned()) as i64;
         let nanoseconds = times.number((1e9 * i.seconds).round() as u64);
         let [name, number] = names.name(&i.label);
-        let layer = layers.of(i.layer.map_or(-1, i64::from));
-        push_row(&mut instructions, [name, numbers.of(number), layer, phase, kernel, nanoseconds]);
+        let layer = layers.delta(i.layer.map_or(-1, i64::from));
+        push_row(&mut instructions, [name, numbers.delta(number), layer, phase, kernel, nanoseconds]);
     }
     let mut numbers = Distances::default();
     let mut layers = Distances::default();
@@ -342,10 +350,10 @@ fn data(plan: &PlannedTimeline, title: &str) -> String {
         let life = if t.plan.is_some() { (t.death - t.birth) as i64 } else { -1 };
         let line = lines.number(t.line.clone()) as i64;
         let [name, number] = names.name(&t.name);
-        let layer = layers.of(t.layer.map_or(-1, i64::from));
-        let birth = births.of(t.birth as i64);
+        let layer = layers.delta(t.layer.map_or(-1, i64::from));
+        let birth = births.delta(t.birth as i64);
         let size = sizes.number(t.bytes.0);
-        let row = [name, numbers.of(number), layer, phase, line, birth, life, distance, size];
+        let row = [name, numbers.delta(number), layer, phase, line, birth, life, distance, size];
         push_row(&mut tensors, row);
     }
     let plans: Vec<_> =

@@ -301,10 +301,10 @@ impl<F: FnMut(&SpoolRecord, &mut Vec<u8>)> Read for Elements<'_, F> {
             let Some(record) = self.records.next()? else { return Ok(0) };
             (self.element)(&record, &mut self.bytes);
         }
-        let some = out.len().min(self.bytes.len() - self.at);
-        out[..some].copy_from_slice(&self.bytes[self.at..][..some]);
-        self.at += some;
-        Ok(some)
+        let count = out.len().min(self.bytes.len() - self.at);
+        out[..count].copy_from_slice(&self.bytes[self.at..][..count]);
+        self.at += count;
+        Ok(count)
     }
 }
 

@@ -179,10 +179,10 @@ impl Dataset {
             bytes: train.bytes.max(validation.bytes),
         };
         let known = Known { longest, side, reader: inner.reader[0], compressed: inner.compressed };
-        let mut held = ledger::held(&inner.settings, &inner.vocabulary, &known);
-        held.push(DataMemory { what: "labels", bytes: inner.labels.bytes() });
-        held.push(DataMemory { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
-        held
+        let mut memory = ledger::memory_by_purpose(&inner.settings, &inner.vocabulary, &known);
+        memory.push(DataMemory { what: "labels", bytes: inner.labels.bytes() });
+        memory.push(DataMemory { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
+        memory
     }
 
     /// The position at the start of the first epoch.
@@ -395,7 +395,8 @@ impl<'a> Scan<'a> {
             // Marks the end of a file, so that the digest also depends on how documents are distributed over files.
             self.hash.update(u64::MAX.to_le_bytes());
             let document = document.bytes.capacity();
-            self.reader = [self.reader[0].max(documents.held() + document), self.reader[1].max(document)];
+            self.reader =
+                [self.reader[0].max(documents.buffer_bytes() + document), self.reader[1].max(document)];
             self.compressed |= files::is_compressed(path, &self.settings.format)?;
             files.documents.push(count);
         }

@@ -28,7 +28,7 @@ impl DatasetSettings {
     /// Maximum host memory of a stream by purpose, apart from its packs. It is computed before the data is read and
     /// assumes documents of the maximum allowed length.
     pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<DataMemory> {
-        held(
+        memory_by_purpose(
             self,
             vocabulary,
             &Known {
@@ -61,7 +61,11 @@ pub(super) struct Known {
 }
 
 /// Maximum host memory of a stream, by purpose, apart from its packs.
-pub(super) fn held(settings: &DatasetSettings, vocabulary: &Vocabulary, known: &Known) -> Vec<DataMemory> {
+pub(super) fn memory_by_purpose(
+    settings: &DatasetSettings,
+    vocabulary: &Vocabulary,
+    known: &Known,
+) -> Vec<DataMemory> {
     let DatasetSettings { bounds, task, shuffle, workers, prefetch, .. } = settings;
     let (bytes, documents) = windows::window_capacity(shuffle, known.longest, &known.side);
     let count = pipeline::parcels(*workers, *prefetch) as u64;

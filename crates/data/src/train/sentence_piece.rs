@@ -155,13 +155,13 @@ fn covers(
 fn decoded(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     let mut bits = 0u32;
-    let mut held = 0;
+    let mut bit_count = 0;
     for c in text.trim_end_matches('=').bytes() {
         bits = bits << 6 | u32::from(base64_value(c)?);
-        held += 6;
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
+        bit_count += 6;
+        if bit_count >= 8 {
+            bit_count -= 8;
+            bytes.push((bits >> bit_count) as u8);
         }
     }
     Some(bytes)

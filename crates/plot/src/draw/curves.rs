@@ -146,8 +146,8 @@ impl ChartAxes {
     }
 
     /// Point of the picture at which a value is drawn: at the bottom if the axis has no place for it.
-    fn place(&self, of: &Point, value: f64) -> ScenePoint {
-        point(self.x(of), self.y(value).unwrap_or(self.bottom))
+    fn place(&self, series_point: &Point, value: f64) -> ScenePoint {
+        point(self.x(series_point), self.y(value).unwrap_or(self.bottom))
     }
 }
 

@@ -78,7 +78,7 @@ impl JsonLines {
 
     /// Bytes held apart from the document: the line, and up to three times the longest text, since the parser unescapes
     /// into a buffer that grows by doubling and copies the result to a string.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn buffer_bytes(&self) -> usize {
         self.line.capacity() + 3 * self.longest
     }
 

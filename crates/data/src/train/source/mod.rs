@@ -98,10 +98,10 @@ impl Documents {
     }
 
     /// Capacity in bytes of the buffers that grow with the length of documents, apart from the document itself.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn buffer_bytes(&self) -> usize {
         match &self.reader {
             DocumentReader::Text(text) => text.line.capacity(),
-            DocumentReader::JsonLines(lines) => lines.held(),
+            DocumentReader::JsonLines(lines) => lines.buffer_bytes(),
             DocumentReader::Ids(_) => 0,
             DocumentReader::Sequences(sequences) => sequences.record.seq.capacity(),
         }
