@@ -197,8 +197,8 @@ impl UnknownLetters {
     }
 }
 
-/// Returns the reason why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused: they are more than
-/// half. `None` if it is not.
+/// Returns the reason why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused:
+/// they are more than half. `None` if it is not refused.
 pub fn unknown_refusal(unknown: usize, letters: usize) -> Option<String> {
     (2 * unknown > letters).then(|| {
         format!(

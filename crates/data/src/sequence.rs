@@ -608,8 +608,8 @@ impl OpenSequences {
         Ok(())
     }
 
-    /// Appends the letters of the rest of a line to the record. Once it has more than `max_letters` letters, the remaining pieces of
-    /// the line are skipped.
+    /// Appends the letters of the rest of a line to the record. Once it has more than `max_letters` letters, the remaining
+    /// pieces of the line are skipped.
     fn sequence_line(
         &mut self,
         record: &mut Record,

@@ -378,8 +378,8 @@ fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String>
     })
 }
 
-/// End of the last window of a record that was read. The mates of a pair are drawn one after the other, so the positions of the second
-/// continue those of the first.
+/// End of the last window of a record that was read. The mates of a pair are drawn one after the other, so the positions of
+/// the second continue those of the first.
 #[derive(Default)]
 struct RecordCursor {
     /// Sequence of the last window.

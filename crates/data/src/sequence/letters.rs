@@ -192,8 +192,8 @@ impl LineCleaner {
         seq.retain(|&letter| !is_digit_or_gap(letter));
     }
 
-    /// Returns the reason why a record is no sequence, or `None`: with more digits than letters it has qualities, positions or the colours of a
-    /// colour-space read.
+    /// Returns the reason why a record is no sequence, or `None`: with more digits than letters it has qualities, positions or
+    /// the colours of a colour-space read.
     pub(super) fn refusal(&self, seq: &[u8]) -> Option<String> {
         let digits = self.digits.bytes;
         (digits > seq.len() as u64).then(|| {

@@ -191,11 +191,10 @@ impl WindowReader {
             {
                 self.read += 1;
                 // Buffers are sized for the longest document seen when the data set was opened.
-                if self.document.bytes.len() <= self.inner.census.longest {
-                    return Ok(true);
-                } else {
+                if self.document.bytes.len() > self.inner.census.longest {
                     return Err(changed(files.paths[file].as_path()));
                 }
+                return Ok(true);
             }
             if self.read != files.documents[file] {
                 return Err(changed(files.paths[file].as_path()));

@@ -235,8 +235,8 @@ fn is_repository(arg: &str) -> bool {
     parts && arg.len() <= MAX_ID && !arg.contains("--")
 }
 
-/// Returns the error for an `arg` that does not exist and is a path rather than a hub id; `None` if it may be a hub id. A path has more than two parts,
-/// or a parent that exists here, or a parent whose name resembles that of a folder here that has the last part.
+/// Returns the error for an `arg` that does not exist and is a path rather than a hub id; `None` if it may be a hub id. A path
+/// has more than two parts, or a parent that exists here, or a parent whose name resembles that of a folder here that has the last part.
 pub fn missing_path(arg: &str) -> Option<WeightsError> {
     let path = Path::new(arg);
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty())?;
