@@ -12,22 +12,22 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use plimsoll_data::chunk::chunks;
-use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
 use plimsoll_data::sequence::{Reader, Record};
 use plimsoll_data::tokenize::Bpe;
 use plimsoll_data::train::{
-    Bounds, Counts, Dataset, Format, MaskRates, Objective, Pack, Settings, Shuffle, Split, TokenizerKind,
-    Validation,
+    Dataset, DatasetFormat, DatasetSettings, MaskRates, Objective, PackLimits, Shuffle, Split, StreamCounts,
+    TokenizerKind, TrainingPack, Validation,
 };
-use plimsoll_data::translate::{Scratch, orfs};
+use plimsoll_data::translate::{OrfScratch, orfs};
+use plimsoll_data::window::record_windows;
 use tokenizers::{ModelWrapper, Tokenizer};
 
 const READS: usize = 2000;
 const READ: usize = 500;
 const RECORDS: usize = 8000;
 const CODONS: usize = 1500;
-const CHUNK: usize = 500;
+const WINDOW: usize = 500;
 const PROTEINS: usize = 40_000;
 /// Number of bytes in a buffer from which on it is written to its file.
 const FLUSH: usize = 1 << 20;
@@ -35,7 +35,8 @@ const FLUSH: usize = 1 << 20;
 fn main() {
     let mut tokenizer =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/goldens/dnabert_s/tokenizer.json");
-    let (mut rounds, mut only) = (15, String::new());
+    let mut rounds = 15;
+    let mut only = String::new();
     let shm = Path::new("/dev/shm");
     let mut folder = if shm.is_dir() { shm.to_owned() } else { std::env::temp_dir() };
     let mut words = std::env::args().skip(1);
@@ -79,7 +80,8 @@ fn bpe(path: &Path, rounds: usize) {
         (0..READS).map(|_| (0..READ).map(|_| char::from(b"ACGT"[random.below(4)])).collect()).collect();
     let start = Instant::now();
     let ours = Bpe::from_file(path).expect("the tokenizer");
-    let (load, encoder) = (start.elapsed(), ours.kind());
+    let load = start.elapsed();
+    let encoder = ours.kind();
     let cached = library(path, true);
     let start = Instant::now();
     let plain = library(path, false);
@@ -170,13 +172,13 @@ fn packs(folder: &Path, rounds: usize) {
     fs::write(&path, &text).expect("the input can be written");
     println!("packs of {PROTEINS} proteins, one tokenizer thread ({rounds} rounds)");
     for tokens in [1024, 16_384] {
-        let settings = Settings {
+        let settings = DatasetSettings {
             train: vec![path.clone()],
             validation: Validation::None,
-            format: Format::Sequences,
+            format: DatasetFormat::Sequences,
             tokens: TokenizerKind::Esm,
             task: Objective::Masked(MaskRates::BERT),
-            bounds: Bounds { tokens, sequences: tokens / 8, longest: 1024 },
+            bounds: PackLimits { tokens, sequences: tokens / 8, longest: 1024 },
             seed: 0,
             shuffle: Shuffle { documents: 10_000, bytes: 64 << 20 },
             longest_document: 1 << 20,
@@ -185,8 +187,8 @@ fn packs(folder: &Path, rounds: usize) {
             prefetch: 2,
         };
         let data = Dataset::open(settings).expect("the data");
-        let mut pack = Pack::with_capacity(&data.settings().bounds);
-        let mut counts = Counts::default();
+        let mut pack = TrainingPack::with_capacity(&data.settings().bounds);
+        let mut counts = StreamCounts::default();
         let times = (0..rounds).map(|_| {
             timed(|| {
                 let mut stream = data.stream(Split::Train, &data.start()).expect("a stream");
@@ -237,17 +239,20 @@ fn write_coding(path: &Path) -> usize {
 fn convert(input: &Path, folder: Option<&Path>) -> (usize, usize) {
     let names = ["chunked.fa", "nucleotide.fa", "protein.faa"];
     let mut outs = names.map(|name| (Vec::with_capacity(FLUSH + FLUSH / 4), folder.map(|f| create(f, name))));
-    let (mut record, mut scratch, mut name) = (Record::default(), Scratch::default(), String::new());
-    let (mut open, mut bytes) = (0, 0);
+    let mut record = Record::default();
+    let mut scratch = OrfScratch::default();
+    let mut name = String::new();
+    let mut open = 0;
+    let mut bytes = 0;
     let mut reader = Reader::open([input]).expect("the input");
     while reader.read_into(&mut record).expect("a record") {
-        for chunk in chunks(record.seq.len(), CHUNK) {
-            let bases = chunk.of(&record.seq);
-            chunk_name(&record.id, chunk.index, &mut name);
-            write_chunk(&mut outs[0].0, &name, bases).expect("memory");
+        for window in record_windows(record.seq.len(), WINDOW) {
+            let bases = window.of(&record.seq);
+            window_name(&record.id, window.index, &mut name);
+            write_window(&mut outs[0].0, &name, bases).expect("memory");
             orfs(bases, &mut scratch, |orf| {
                 open += 1;
-                orf_name(&record.id, chunk.index, orf.frame, &mut name);
+                orf_name(&record.id, window.index, orf.frame, &mut name);
                 write_nucleotide(&mut outs[1].0, &name, &orf).expect("memory");
                 write_protein(&mut outs[2].0, &name, &orf).expect("memory");
             });

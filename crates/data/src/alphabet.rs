@@ -31,11 +31,20 @@ const PERCENT: usize = 90;
 pub fn is_nucleotides(seq: &[u8]) -> bool {
     let mut counts = [0_usize; 256];
     seq.iter().for_each(|letter| counts[usize::from(letter.to_ascii_uppercase())] += 1);
-    let of = |letters: &[u8]| letters.iter().map(|&letter| counts[usize::from(letter)]).sum::<usize>();
-    let bases = [of(b"A"), of(b"C"), of(b"G"), of(b"TU")];
+    let bases = [sum_of(&counts, b"A"), sum_of(&counts, b"C"), sum_of(&counts, b"G"), sum_of(&counts, b"TU")];
     seq.len() >= JUDGED
         && bases.iter().all(|&count| count > 0)
-        && 100 * (bases.iter().sum::<usize>() + of(b"N-")) >= PERCENT * seq.len()
+        && 100 * (bases.iter().sum::<usize>() + sum_of(&counts, b"N-")) >= PERCENT * seq.len()
+}
+
+/// Sum of the counts of `letters`.
+fn sum_of(counts: &[usize; 256], letters: &[u8]) -> usize {
+    letters.iter().map(|&letter| counts[usize::from(letter)]).sum()
+}
+
+/// Number of letters of `seq` that are among `letters` in upper case.
+fn count_letters(seq: &[u8], letters: &[u8]) -> usize {
+    seq.iter().map(u8::to_ascii_uppercase).filter(|letter| letters.contains(letter)).count()
 }
 
 /// Returns the number of letters that are U or u.
@@ -55,7 +64,7 @@ pub fn uracil_to_thymine(seq: &mut [u8]) -> usize {
     replaced
 }
 
-/// What [`Alphabet::normalize`] changed.
+/// Changes that [`Alphabet::normalize`] made to a sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Normalized {
     /// Number of letters U that were replaced by T.
@@ -93,13 +102,12 @@ impl Alphabet {
     /// rejected if at most half of its letters are A, C, G, T, U, N or gaps and at least one letter is no IUPAC
     /// nucleotide code. A protein is rejected if at most half of its letters are amino acids, or if [`is_nucleotides`].
     pub fn refusal(self, seq: &[u8]) -> Option<String> {
-        let upper = || seq.iter().map(u8::to_ascii_uppercase);
-        let count = |letters: &[u8]| upper().filter(|letter| letters.contains(letter)).count();
-        let first_outside = |letters: &[u8]| upper().find(|letter| !letters.contains(letter));
         match self {
             Self::Nucleotides => {
-                let bases = count(b"ACGTUN-");
-                let other = first_outside(b"ACGTURYSWKMBDHVN-").filter(|_| 2 * bases <= seq.len())?;
+                let bases = count_letters(seq, b"ACGTUN-");
+                let codes = b"ACGTURYSWKMBDHVN-";
+                let other = seq.iter().map(u8::to_ascii_uppercase).find(|letter| !codes.contains(letter));
+                let other = other.filter(|_| 2 * bases <= seq.len())?;
                 Some(format!(
                     "no nucleotide sequence: {bases} of {} letters are A, C, G, T, U or N, and {:?} is not a \
                      nucleotide code; give DNA or RNA to this command, and proteins to `{}` with a protein model",
@@ -110,7 +118,7 @@ impl Alphabet {
             }
             Self::AminoAcids => {
                 // The letters of the ESM-2 alphabet, a terminal stop, and gaps.
-                let residues = count(b"LAGVSERTIDPKQNFYMHWCXBUZO.-*");
+                let residues = count_letters(seq, b"LAGVSERTIDPKQNFYMHWCXBUZO.-*");
                 if 2 * residues <= seq.len() && !seq.is_empty() {
                     return Some(format!(
                         "no protein: {residues} of {} letters are amino acids; give protein sequences to this model",
@@ -118,7 +126,7 @@ impl Alphabet {
                     ));
                 }
                 is_nucleotides(seq).then(|| {
-                    let bases = count(b"ACGTUN-");
+                    let bases = count_letters(seq, b"ACGTUN-");
                     format!(
                         "no protein: {bases} of its {} letters are A, C, G, T, U or N; translate it first, give it to a DNA model, \
                          or insist with {}",
@@ -136,12 +144,7 @@ impl Alphabet {
     /// [`DataErrorKind::Malformed`] with the reason from [`Alphabet::refusal`].
     pub fn check(self, record: &Record, reader: &Reader) -> Result<(), DataError> {
         let Some(why) = self.refusal(&record.seq) else { return Ok(()) };
-        let kind = DataErrorKind::Malformed(why);
-        let error = match reader.position() {
-            Some((path, line)) => DataError::at(path, kind).with_line(line),
-            None => DataError::new(kind),
-        };
-        Err(error.with_id(record.id.as_str()))
+        Err(reader.error_at(record, DataError::new(DataErrorKind::Malformed(why))))
     }
 }
 
@@ -188,13 +191,14 @@ impl UnknownLetters {
     /// The note on the file at `path`; `None` if all letters are known.
     pub fn note(self, path: &Path) -> Option<InputNote> {
         let Self { letters: count, records, first: id } = self;
-        let (path, kind) = (path.to_owned(), NoteKind::Unknown);
+        let path = path.to_owned();
+        let kind = NoteKind::Unknown;
         (count > 0).then_some(InputNote { path, kind, count, records, id, line: 0 })
     }
 }
 
-/// Why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused: they are more than
-/// half. `None` if it is not.
+/// Returns the reason why a sequence of `letters` letters (or tokens), of which a model does not know `unknown`, is refused:
+/// they are more than half. `None` if it is not refused.
 pub fn unknown_refusal(unknown: usize, letters: usize) -> Option<String> {
     (2 * unknown > letters).then(|| {
         format!(

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::destination::Destination;
+use crate::destination::ResolvedPath;
 use crate::outputs::WrittenFile;
 use crate::{DataError, DataErrorKind};
 
@@ -26,7 +26,7 @@ pub struct AtomicFile {
     /// The path that the caller gave.
     target: PathBuf,
     /// The place of the target after all symbolic links.
-    destination: Destination,
+    destination: ResolvedPath,
     temporary: PathBuf,
     /// The open temporary file; `None` after the commit.
     file: Option<BufWriter<File>>,
@@ -46,27 +46,26 @@ impl AtomicFile {
     /// A folder that does not exist or cannot be written; a target that is a folder, a block device or a socket.
     pub fn create(target: impl AsRef<Path>) -> Result<Self, DataError> {
         let target = target.as_ref();
-        let refuse = |e| DataError::at(target, DataErrorKind::Write(e));
         if target.file_name().is_none() {
-            return Err(refuse(ErrorKind::InvalidInput.into()));
+            return Err(DataError::writing(target)(ErrorKind::InvalidInput.into()));
         }
-        let destination = Destination::of(target).map_err(refuse)?;
-        let beside = match &destination {
-            Destination::File(place) => {
+        let destination = ResolvedPath::of(target).map_err(DataError::writing(target))?;
+        let neighbour = match &destination {
+            ResolvedPath::File(place) => {
                 remove_leftovers(place);
                 place.clone()
             }
-            Destination::Stream(_) => std::env::temp_dir().join("plimsoll"),
-            Destination::Unsuitable => {
+            ResolvedPath::Stream(_) => std::env::temp_dir().join("plimsoll"),
+            ResolvedPath::Unsuitable => {
                 let what = "not a regular file; give the path of a regular file or of a new file".to_owned();
                 return Err(DataError::at(target, DataErrorKind::Malformed(what)));
             }
         };
         let replaces = match &destination {
-            Destination::File(place) => place.exists(),
-            Destination::Stream(_) | Destination::Unsuitable => true,
+            ResolvedPath::File(place) => place.exists(),
+            ResolvedPath::Stream(_) | ResolvedPath::Unsuitable => true,
         };
-        let (temporary, file) = create_temporary(&beside).map_err(refuse)?;
+        let (temporary, file) = create_temporary(&neighbour).map_err(DataError::writing(target))?;
         let file = Some(BufWriter::with_capacity(BUFFER, file));
         Ok(AtomicFile { target: target.to_owned(), destination, temporary, file, replaces })
     }
@@ -85,13 +84,8 @@ impl AtomicFile {
     /// Writes the data so far to disk and returns its size and time, which the file keeps at the commit; `None` for a
     /// device or a pipe.
     pub fn synced(&mut self) -> Result<Option<WrittenFile>, DataError> {
-        let sync = |file: &mut BufWriter<File>| {
-            file.flush()?;
-            file.get_ref().sync_all()?;
-            file.get_ref().metadata()
-        };
-        let facts = sync(self.open()).map_err(|e| self.error(e))?;
-        Ok(WrittenFile::of_metadata(&facts).filter(|_| matches!(self.destination, Destination::File(_))))
+        let facts = self.sync().and_then(|()| self.open().get_ref().metadata()).map_err(|e| self.error(e))?;
+        Ok(WrittenFile::of_metadata(&facts).filter(|_| matches!(self.destination, ResolvedPath::File(_))))
     }
 
     /// Converts an I/O error of [`Write`] to an error that names the target.
@@ -101,24 +95,13 @@ impl AtomicFile {
 
     /// Overwrites `bytes` at `offset`, which must have been written before; later writes continue at the end.
     pub fn patch(&mut self, offset: u64, bytes: &[u8]) -> Result<(), DataError> {
-        let patch = |file: &mut BufWriter<File>| {
-            file.seek(SeekFrom::Start(offset))?;
-            file.write_all(bytes)?;
-            file.seek(SeekFrom::End(0)).map(|_| ())
-        };
-        patch(self.open()).map_err(|e| self.error(e))
+        overwrite(self.open(), offset, bytes).map_err(|e| self.error(e))
     }
 
     /// Appends all data written to `spool`, whose temporary file is then removed.
     pub fn append(&mut self, mut spool: AtomicFile) -> Result<(), DataError> {
         spool.flush().map_err(|e| spool.error(e))?;
-        let mut copy = || {
-            // Copies between the unbuffered files, so that Linux copies inside the kernel.
-            self.open().flush()?;
-            spool.open().seek(SeekFrom::Start(0))?;
-            io::copy(spool.open().get_mut(), self.open().get_mut())
-        };
-        let copied = copy().map(drop);
+        let copied = self.copy_from(&mut spool);
         // The spool was created first: a file that appeared after it is not replaced either.
         if self.target == spool.target {
             self.replaces &= spool.replaces;
@@ -128,11 +111,8 @@ impl AtomicFile {
 
     /// Flushes the data written so far and returns a reader of it from the start. Nothing may be written afterwards.
     pub fn read_back(&mut self) -> Result<BufReader<&mut File>, DataError> {
-        let rewind = |file: &mut BufWriter<File>| {
-            file.flush()?;
-            file.seek(SeekFrom::Start(0)).map(drop)
-        };
-        rewind(self.open()).map_err(|e| self.error(e))?;
+        self.flush().map_err(|e| self.error(e))?;
+        self.open().rewind().map_err(|e| self.error(e))?;
         Ok(BufReader::with_capacity(BUFFER, self.open().get_mut()))
     }
 
@@ -147,6 +127,14 @@ impl AtomicFile {
         })
     }
 
+    /// Appends all data written to `spool`.
+    fn copy_from(&mut self, spool: &mut AtomicFile) -> io::Result<()> {
+        // Copies between the unbuffered files, so that Linux copies inside the kernel.
+        self.open().flush()?;
+        spool.open().seek(SeekFrom::Start(0))?;
+        io::copy(spool.open().get_mut(), self.open().get_mut()).map(drop)
+    }
+
     /// Writes all data to the disk.
     fn sync(&mut self) -> io::Result<()> {
         self.open().flush()?;
@@ -155,20 +143,21 @@ impl AtomicFile {
 
     fn try_commit(&mut self) -> io::Result<()> {
         match self.destination.clone() {
-            Destination::File(place) => {
+            ResolvedPath::File(place) => {
                 self.sync()?;
-                match self.replaces {
-                    true => fs::rename(&self.temporary, &place)?,
-                    false => rename_to_new(&self.temporary, &place)?,
+                if self.replaces {
+                    fs::rename(&self.temporary, &place)?
+                } else {
+                    rename_to_new(&self.temporary, &place)?
                 }
                 self.file = None;
                 sync_folder(&place)
             }
-            Destination::Stream(stream) => {
+            ResolvedPath::Stream(stream) => {
                 self.open().seek(SeekFrom::Start(0))?;
                 stream.write_all_of(self.open().get_mut())
             }
-            Destination::Unsuitable => Err(ErrorKind::InvalidInput.into()),
+            ResolvedPath::Unsuitable => Err(ErrorKind::InvalidInput.into()),
         }
     }
 
@@ -202,6 +191,13 @@ impl Drop for AtomicFile {
             drop(file.into_parts());
         }
     }
+}
+
+/// Writes `bytes` at `offset`, and moves back to the end of the file.
+fn overwrite(file: &mut BufWriter<File>, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    file.seek(SeekFrom::Start(offset))?;
+    file.write_all(bytes)?;
+    file.seek(SeekFrom::End(0)).map(drop)
 }
 
 /// Creates and locks a temporary file beside `place`. Where files cannot be locked, it is not locked, and no other
@@ -264,12 +260,16 @@ fn temporary_name(name: &str) -> String {
 /// The name of the target of a temporary file: `a.npy` for `.a.npy.123-4.part`, for `.a.npy.123.part` of earlier versions,
 /// and for `.a.npy.123-4.old`, an older file that [`commit_together`] moved aside; `None` for other names.
 pub fn target_of_temporary(name: &str) -> Option<&str> {
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     let name = name.strip_prefix('.')?;
     let (target, number) =
         name.strip_suffix(".part").or_else(|| name.strip_suffix(".old"))?.rsplit_once('.')?;
     let (process, count) = number.split_once('-').unwrap_or((number, "0"));
     (!target.is_empty() && is_number(process) && is_number(count)).then_some(target)
+}
+
+/// Whether a text consists of digits.
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 /// Removes the temporary files of `place` that processes left behind when they were killed. Files of running processes

@@ -12,12 +12,11 @@ use std::path::Path;
 /// # Errors
 /// I/O errors of the system; `InvalidInput` for a pipe or a socket.
 pub fn open(path: &Path) -> Result<File> {
-    match is_pipe(path)? {
-        true => {
-            let what = "a pipe; this file must be a regular file: write it to disk first";
-            Err(Error::new(ErrorKind::InvalidInput, what))
-        }
-        false => File::open(path),
+    if is_pipe(path)? {
+        let what = "a pipe; this file must be a regular file: write it to disk first";
+        Err(Error::new(ErrorKind::InvalidInput, what))
+    } else {
+        File::open(path)
     }
 }
 
@@ -26,8 +25,8 @@ fn is_pipe(path: &Path) -> Result<bool> {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        let of = std::fs::metadata(path)?.file_type();
-        Ok(of.is_fifo() || of.is_socket())
+        let kind = std::fs::metadata(path)?.file_type();
+        Ok(kind.is_fifo() || kind.is_socket())
     }
     #[cfg(not(unix))]
     {
@@ -35,29 +34,29 @@ fn is_pipe(path: &Path) -> Result<bool> {
     }
 }
 
-/// Returns the bytes of the file at `path`, which may have at most `most` bytes.
+/// Returns the bytes of the file at `path`, which may have at most `max_bytes` bytes.
 ///
 /// # Errors
 /// I/O errors of the system; `FileTooLarge` with the limit in its text if the file is larger; `InvalidData` if it is a pointer
 /// of Git LFS instead of the file itself.
-pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
+pub fn read(path: &Path, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    open(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > most {
-        true => Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"))),
-        false if foreign::is_lfs_pointer(&bytes) => {
-            Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER))
-        }
-        false => Ok(bytes),
+    open(path)?.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes {
+        return Err(Error::new(ErrorKind::FileTooLarge, format!("larger than {max_bytes} bytes")));
     }
+    if foreign::is_lfs_pointer(&bytes) {
+        return Err(Error::new(ErrorKind::InvalidData, foreign::LFS_POINTER));
+    }
+    Ok(bytes)
 }
 
-/// Returns the text of the file at `path`, which may have at most `most` bytes.
+/// Returns the text of the file at `path`, which may have at most `max_bytes` bytes.
 ///
 /// # Errors
 /// The errors of [`read`], and `InvalidData` if the file is not UTF-8.
-pub fn read_text(path: &Path, most: u64) -> Result<String> {
-    String::from_utf8(read(path, most)?).map_err(|_| Error::new(ErrorKind::InvalidData, "not UTF-8"))
+pub fn read_text(path: &Path, max_bytes: u64) -> Result<String> {
+    String::from_utf8(read(path, max_bytes)?).map_err(|_| Error::new(ErrorKind::InvalidData, "not UTF-8"))
 }
 
 #[cfg(test)]

@@ -69,9 +69,12 @@ pub fn encode_known(bases: &[u8], out: &mut Vec<i32>) -> usize {
     encode(bases, out);
     let length = frame_of(bases.len());
     let tokens = &mut out[start..];
-    let known = |frame: &[i32]| frame.iter().filter(|&&token| token != UNKNOWN).count();
     // `max(1)`: chunks of 0 tokens are a panic, and a sequence without codons has no chunks.
-    let fewest = tokens.chunks(length.max(1)).map(known).min().unwrap_or(0);
+    let fewest = tokens
+        .chunks(length.max(1))
+        .map(|frame| frame.iter().filter(|&&token| token != UNKNOWN).count())
+        .min()
+        .unwrap_or(0);
     if fewest == length {
         return length;
     }
@@ -95,9 +98,12 @@ fn strand(mut codes: impl Iterator<Item = u16>, out: &mut [i32]) {
     let (first, rest) = out.split_at_mut(out.len() / 3);
     let (second, third) = rest.split_at_mut(first.len());
     let mut next = || codes.next().unwrap_or(OTHER);
-    let (mut a, mut b) = (next(), next());
+    let mut a = next();
+    let mut b = next();
     for ((first, second), third) in first.iter_mut().zip(second).zip(third) {
-        let (c, d, e) = (next(), next(), next());
+        let c = next();
+        let d = next();
+        let e = next();
         *first = codon(a, b, c);
         *second = codon(b, c, d);
         *third = codon(c, d, e);
@@ -197,7 +203,8 @@ mod tests {
 
     #[test]
     fn tokens_are_appended_within_the_capacity() {
-        let (bases, mut out) = (b"ACG".repeat(100), Vec::with_capacity(1 + tokens_of(300)));
+        let bases = b"ACG".repeat(100);
+        let mut out = Vec::with_capacity(1 + tokens_of(300));
         out.push(7);
         let counted = allocation_counter::measure(|| encode(&bases, &mut out));
         assert_eq!((counted.count_total, out[0], out.len()), (0, 7, 1 + tokens_of(300)));

@@ -10,18 +10,18 @@ const MAX_LINKS: usize = 40;
 
 /// The place that a path leads to after all symbolic links.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Destination {
+pub enum ResolvedPath {
     /// A regular file, or a name at which nothing exists. The path is no symbolic link.
     File(PathBuf),
     /// A character device, a pipe, or an open file of this process (`/dev/stdout`).
-    Stream(Stream),
+    Stream(OutputStream),
     /// A folder, a block device or a socket.
     Unsuitable,
 }
 
 /// A place that takes bytes one after another and has no name that could be replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum OutputStream {
     /// Standard output of this process.
     StandardOutput,
     /// Standard error of this process.
@@ -30,7 +30,7 @@ pub enum Stream {
     Path(PathBuf),
 }
 
-impl Destination {
+impl ResolvedPath {
     /// Follows the links of `path`.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Destination {
         for _ in 0..MAX_LINKS {
             // Before the link is followed: `/proc/self/fd/1` leads to the path of the file that is open as standard
             // output. A rename to that path would part the file from everybody who writes to it.
-            if let Some(stream) = Stream::of_descriptor(&place) {
+            if let Some(stream) = OutputStream::of_descriptor(&place) {
                 return Ok(Self::Stream(stream));
             }
             let facts = match fs::symlink_metadata(&place) {
@@ -62,7 +62,7 @@ impl Destination {
         use std::os::unix::fs::FileTypeExt;
         match of {
             _ if of.is_file() => Self::File(place),
-            _ if of.is_char_device() || of.is_fifo() => Self::Stream(Stream::Path(place)),
+            _ if of.is_char_device() || of.is_fifo() => Self::Stream(OutputStream::Path(place)),
             _ => Self::Unsuitable,
         }
     }
@@ -73,10 +73,11 @@ impl Destination {
     }
 }
 
-impl Stream {
+impl OutputStream {
     /// The open file that a path in `/dev` or `/proc` stands for.
     fn of_descriptor(path: &Path) -> Option<Self> {
-        let (folder, name) = (path.parent()?.to_str()?, path.file_name()?.to_str()?);
+        let folder = path.parent()?.to_str()?;
+        let name = path.file_name()?.to_str()?;
         let is_number = !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit());
         let is_of_descriptors =
             folder == "/dev/fd" || (folder.starts_with("/proc/") && folder.ends_with("/fd"));
@@ -125,12 +126,12 @@ impl Stream {
 
 /// Whether a file written to `path` goes to a device or a pipe.
 pub fn is_stream(path: &Path) -> bool {
-    matches!(Destination::of(path), Ok(Destination::Stream(_)))
+    matches!(ResolvedPath::of(path), Ok(ResolvedPath::Stream(_)))
 }
 
 /// Whether a file written to `path` goes to standard output.
 pub fn is_standard_output(path: &Path) -> bool {
-    matches!(Destination::of(path), Ok(Destination::Stream(Stream::StandardOutput)))
+    matches!(ResolvedPath::of(path), Ok(ResolvedPath::Stream(OutputStream::StandardOutput)))
 }
 
 #[cfg(all(test, unix))]
@@ -160,9 +161,9 @@ mod tests {
     #[test]
     fn links_are_followed_and_open_files_are_streams() {
         let folder = folder();
-        let file = |name: &str| Some(Destination::File(folder.join(name)));
-        let stream = |path: &str| Some(Destination::Stream(Stream::Path(path.into())));
-        let standard = Some(Destination::Stream(Stream::StandardOutput));
+        let file = |name: &str| Some(ResolvedPath::File(folder.join(name)));
+        let stream = |path: &str| Some(ResolvedPath::Stream(OutputStream::Path(path.into())));
+        let standard = Some(ResolvedPath::Stream(OutputStream::StandardOutput));
         for (path, wanted) in [
             ("file", file("file")),
             ("absent", file("absent")),
@@ -171,17 +172,17 @@ mod tests {
             ("second", file("file")),
             ("dangling", file("new")),
             ("inner/up", file("inner/../file")),
-            ("inner", Some(Destination::Unsuitable)),
+            ("inner", Some(ResolvedPath::Unsuitable)),
             ("circle", None),
             ("out", standard.clone()),
             ("/dev/stdout", standard.clone()),
             ("/dev/fd/1", standard.clone()),
             ("/proc/self/fd/1", standard),
-            ("/dev/stderr", Some(Destination::Stream(Stream::StandardError))),
+            ("/dev/stderr", Some(ResolvedPath::Stream(OutputStream::StandardError))),
             ("/dev/fd/7", stream("/dev/fd/7")),
             ("/dev/null", stream("/dev/null")),
         ] {
-            assert_eq!(Destination::of(&folder.join(path)).ok(), wanted, "{path}");
+            assert_eq!(ResolvedPath::of(&folder.join(path)).ok(), wanted, "{path}");
         }
         fs::remove_dir_all(folder).expect("removed");
     }

@@ -20,7 +20,7 @@ pub struct DataError {
     pub line: Option<u64>,
     /// The id of the record, or the name of the tensor, that the error is in.
     pub id: Option<String>,
-    /// What is wrong.
+    /// Kind of the error.
     pub kind: DataErrorKind,
 }
 
@@ -94,6 +94,26 @@ impl DataError {
         DataError { path: Some(path.as_ref().to_owned()), ..Self::new(kind) }
     }
 
+    /// Creates an error in the content of the file at `path`; the text says what is wrong and what to do.
+    pub fn malformed(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
+        Self::at(path, DataErrorKind::Malformed(what.into()))
+    }
+
+    /// Returns a function that makes an error of reading the file at `path` from its cause, for `map_err`.
+    pub fn reading(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::at(path, DataErrorKind::Read(cause))
+    }
+
+    /// Returns a function that makes an error of writing the file at `path` from its cause, for `map_err`.
+    pub fn writing(path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::at(path, DataErrorKind::Write(cause))
+    }
+
+    /// Sets the file.
+    pub fn with_path(self, path: impl AsRef<Path>) -> Self {
+        DataError { path: Some(path.as_ref().to_owned()), ..self }
+    }
+
     /// Adds the line number, from 1.
     pub fn with_line(self, line: u64) -> Self {
         DataError { line: Some(line), ..self }
@@ -108,10 +128,7 @@ impl DataError {
 impl fmt::Display for DataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(path) = &self.path {
-            match path.as_os_str() == "-" {
-                true => write!(f, "standard input")?,
-                false => EscapedPath(path).fmt(f)?,
-            }
+            if path.as_os_str() == "-" { write!(f, "standard input")? } else { EscapedPath(path).fmt(f)? }
         }
         if let Some(line) = self.line {
             write!(f, "{}line {line}", if self.path.is_some() { ", " } else { "" })?;

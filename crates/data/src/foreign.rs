@@ -8,7 +8,7 @@ use crate::sequence::Compression;
 pub struct ForeignFormat {
     /// The format, with its article: `a BAM file`.
     pub what: &'static str,
-    /// How to convert a file of it.
+    /// Instruction to convert such a file.
     pub advice: &'static str,
     /// Whether its files consist of readable text.
     pub is_text: bool,
@@ -17,11 +17,11 @@ pub struct ForeignFormat {
 /// Bytes that are enough to recognise every format; a tar archive has its mark at byte 257.
 pub const ENOUGH: usize = 512;
 
-/// A row of [`FORMATS`]: a test of the first bytes, and the format.
-type Row = (fn(&[u8]) -> bool, &'static str, &'static str);
+/// A test of the first bytes of a file, and the format and the advice of files that pass it.
+type FormatTest = (fn(&[u8]) -> bool, &'static str, &'static str);
 
 /// Formats of binary data.
-const BINARY: &[Row] = &[
+const BINARY: &[FormatTest] = &[
     (|s| s.starts_with(b"BAM\x01"), "a BAM file", "convert it: samtools fasta FILE > FILE.fa"),
     (|s| s.starts_with(b"CRAM"), "a CRAM file", "convert it: samtools fasta FILE > FILE.fa"),
     (
@@ -80,7 +80,7 @@ const BINARY: &[Row] = &[
 ];
 
 /// Formats of text.
-const TEXT: &[Row] = &[
+const TEXT: &[FormatTest] = &[
     (is_sam, "a SAM file", "convert it: samtools fasta FILE > FILE.fa"),
     (
         |s| s.starts_with(b"LOCUS ") || s.starts_with(b"LOCUS\t"),
@@ -162,14 +162,16 @@ pub fn recognise(start: &[u8], outer: Option<Compression>) -> Option<ForeignForm
         };
         return Some(ForeignFormat { what: "a file that was compressed twice", advice, is_text: false });
     }
-    let of = |rows: &[Row], is_text| {
-        let row = rows.iter().find(|(test, _, _)| test(start));
-        row.map(|&(_, what, advice)| ForeignFormat { what, advice, is_text })
-    };
-    of(BINARY, false).or_else(|| of(TEXT, true))
+    first_match(BINARY, start, false).or_else(|| first_match(TEXT, start, true))
 }
 
-/// Says that a file is a pointer of Git LFS, and what to do.
+/// The format of the first of `tests` that `start` passes.
+fn first_match(tests: &[FormatTest], start: &[u8], is_text: bool) -> Option<ForeignFormat> {
+    let (_, what, advice) = *tests.iter().find(|(test, _, _)| test(start))?;
+    Some(ForeignFormat { what, advice, is_text })
+}
+
+/// Message for a file that is a pointer of Git LFS: what it is, and how to fetch the file.
 pub const LFS_POINTER: &str = "it is a Git LFS pointer, which stands for a file that was not downloaded; fetch the file itself: git \
                                lfs pull, or hf download";
 
@@ -195,14 +197,16 @@ fn is_office(start: &[u8]) -> bool {
 /// Whether a text is in UTF-16: it has the mark of its byte order, or every other byte of its beginning is 0.
 fn is_utf16(start: &[u8]) -> bool {
     let marked = start.starts_with(b"\xff\xfe") || start.starts_with(b"\xfe\xff");
-    let alternates = |zero: usize| {
-        let fits = |(at, &b): (usize, &u8)| match at % 2 == zero {
-            true => b == 0,
-            false => matches!(b, b' '..=b'~' | b'\t' | b'\r' | b'\n'),
-        };
-        start.len() >= 4 && start[..4].iter().enumerate().all(fits)
-    };
-    marked || alternates(0) || alternates(1)
+    marked || alternates(start, 0) || alternates(start, 1)
+}
+
+/// Whether, of the first four bytes, those at places of the parity `zero` are 0 and the others readable.
+fn alternates(start: &[u8], zero: usize) -> bool {
+    let Some(start) = start.get(..4) else { return false };
+    start
+        .iter()
+        .enumerate()
+        .all(|(at, &b)| if at % 2 == zero { b == 0 } else { matches!(b, b' '..=b'~' | b'\t' | b'\r' | b'\n') })
 }
 
 /// Whether a file is in the SAM format: with a header, or a first line of at least eleven columns with numbers in their places.
@@ -213,8 +217,10 @@ fn is_sam(start: &[u8]) -> bool {
     }
     let line = start.split(|&b| b == b'\n').next().unwrap_or_default();
     let columns: Vec<&[u8]> = line.split(|&b| b == b'\t').collect();
-    let is_number = |at: usize| columns[at].iter().all(u8::is_ascii_digit) && !columns[at].is_empty();
-    columns.len() >= 10 && [1, 3, 4, 7].into_iter().all(is_number)
+    columns.len() >= 10
+        && [1, 3, 4, 7]
+            .into_iter()
+            .all(|at| columns[at].iter().all(u8::is_ascii_digit) && !columns[at].is_empty())
 }
 
 #[cfg(test)]

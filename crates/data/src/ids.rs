@@ -11,7 +11,7 @@ const SHARDS: usize = 256;
 
 /// A set of ids, stored as hashes.
 pub struct IdSet {
-    shards: Vec<Shard>,
+    shards: Vec<IdTable>,
 }
 
 impl Default for IdSet {
@@ -23,7 +23,7 @@ impl Default for IdSet {
 impl IdSet {
     /// An empty set.
     pub fn new() -> Self {
-        IdSet { shards: (0..SHARDS).map(|_| Shard::default()).collect() }
+        IdSet { shards: (0..SHARDS).map(|_| IdTable::default()).collect() }
     }
 
     /// Adds `id` to the set; returns true if it was not in the set before.
@@ -53,19 +53,19 @@ impl IdSet {
     #[cfg(test)]
     fn heap_bytes(&self) -> usize {
         let slots: usize = self.shards.iter().map(|shard| shard.slots.len()).sum();
-        slots * size_of::<u64>() + SHARDS * size_of::<Shard>()
+        slots * size_of::<u64>() + SHARDS * size_of::<IdTable>()
     }
 }
 
 /// An open-addressing table with linear probing; 0 marks a free slot. At most 4/5 full; it grows by a quarter instead
 /// of doubling, which keeps it 64 % to 80 % full: 10 to 12.5 bytes per id.
 #[derive(Default)]
-struct Shard {
+struct IdTable {
     slots: Vec<u64>,
     len: usize,
 }
 
-impl Shard {
+impl IdTable {
     fn insert(&mut self, hash: u64) -> bool {
         // The hash 0, which marks free slots, is stored as 1: one more pair that could collide.
         let hash = hash.max(1);
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_hash_zero_has_a_place() {
-        let mut shard = Shard::default();
+        let mut shard = IdTable::default();
         assert!(shard.insert(0));
         assert!(!shard.insert(0));
     }

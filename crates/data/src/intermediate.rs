@@ -8,25 +8,25 @@ use crate::translate::{Frame, Orf};
 /// The line width of Biopython's FASTA writer.
 const WIDTH: usize = 60;
 
-/// Number of full lines that one write combines; a chunk of 500 bases has eight.
+/// Number of full lines that one write combines; a window of 500 bases has eight.
 const LINES: usize = 8;
 
-/// Sets `name` to the name of a chunk, `RECORD_chunk_N`, where N counts from 1 and `chunk` from 0.
-pub fn chunk_name(record: &str, chunk: usize, name: &mut String) {
+/// Sets `name` to the name of a window, `RECORD_chunk_N`, where N counts from 1 and `window` from 0.
+pub fn window_name(record: &str, window: usize, name: &mut String) {
     name.clear();
     name.push_str(record);
     name.push_str("_chunk_");
-    push_number(chunk + 1, name);
+    push_number(window + 1, name);
 }
 
-/// Sets `name` to the name of an open reading frame, the name of its chunk and frame: `RECORD_chunk_NF1`.
-pub fn orf_name(record: &str, chunk: usize, frame: Frame, name: &mut String) {
-    chunk_name(record, chunk, name);
+/// Sets `name` to the name of an open reading frame, the name of its window and frame: `RECORD_chunk_NF1`.
+pub fn orf_name(record: &str, window: usize, frame: Frame, name: &mut String) {
+    window_name(record, window, name);
     name.push_str(frame.name());
 }
 
 /// Writes one record of `chunked.fa`: the bases as in the input, wrapped at 60 columns.
-pub fn write_chunk(out: &mut impl Write, name: &str, bases: &[u8]) -> io::Result<()> {
+pub fn write_window(out: &mut impl Write, name: &str, bases: &[u8]) -> io::Result<()> {
     write_title(out, name)?;
     write_lines(out, bases)
 }
@@ -91,19 +91,19 @@ mod tests {
     #[test]
     fn names_count_from_one() {
         let mut name = String::from("old");
-        chunk_name("r", 0, &mut name);
+        window_name("r", 0, &mut name);
         assert_eq!(name, "r_chunk_1");
         orf_name("r", 9, Frame::R3, &mut name);
         assert_eq!(name, "r_chunk_10R3");
-        for chunk in (0..1200).chain([99_999, 100_000, usize::MAX - 1]) {
-            chunk_name("", chunk, &mut name);
-            assert_eq!(name, format!("_chunk_{}", chunk + 1));
+        for window in (0..1200).chain([99_999, 100_000, usize::MAX - 1]) {
+            window_name("", window, &mut name);
+            assert_eq!(name, format!("_chunk_{}", window + 1));
         }
     }
 
     fn check(bases: usize, expected: &[usize]) {
         let mut out = Vec::new();
-        write_chunk(&mut out, "c", &vec![b'A'; bases]).unwrap();
+        write_window(&mut out, "c", &vec![b'A'; bases]).unwrap();
         let text = String::from_utf8(out).unwrap();
         let mut lines = text.lines();
         assert_eq!(lines.next(), Some(">c"));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_wrapped() {
+    fn windows_are_wrapped() {
         check(0, &[]);
         check(60, &[60]);
         check(61, &[60, 1]);

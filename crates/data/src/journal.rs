@@ -37,8 +37,9 @@ impl Journal {
     pub fn create(path: &Path, key: &[u8]) -> Result<Self, DataError> {
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
         let file = file.map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
-        let (to, key_digest) = (path.to_owned(), [0; 32]);
-        let mut journal = Self { path: to, file, end: 0, next: 0, key_digest, frame: vec![] };
+        // The frame of the key itself is hashed under a digest of zeros.
+        let mut journal =
+            Self { path: path.to_owned(), file, end: 0, next: 0, key_digest: [0; 32], frame: vec![] };
         journal.append(key)?;
         // Without a synced directory entry the file would not survive a power failure.
         sync_folder(path).map_err(|e| DataError::at(path, DataErrorKind::Write(e)))?;
@@ -90,14 +91,20 @@ impl Blocks {
     /// # Errors
     /// A file that cannot be read, or is no journal.
     pub fn open(path: &Path) -> Result<Option<Self>, DataError> {
-        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
         let file = match bounded::open(path) {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(fail)?,
+            file => file.map_err(DataError::reading(path))?,
         };
-        let length = file.metadata().map_err(fail)?.len();
-        let (path, file, key_digest) = (path.to_owned(), BufReader::new(file), [0; 32]);
-        let mut blocks = Self { path, file, length, end: 0, next: 0, key: vec![], key_digest };
+        let length = file.metadata().map_err(DataError::reading(path))?.len();
+        let mut blocks = Self {
+            path: path.to_owned(),
+            file: BufReader::new(file),
+            length,
+            end: 0,
+            next: 0,
+            key: vec![],
+            key_digest: [0; 32],
+        };
         let mut key = vec![];
         if !blocks.next_into(&mut key)? {
             return blocks.is_torn().map(|()| None);
@@ -154,13 +161,7 @@ impl Blocks {
     /// A file that cannot be written.
     pub fn into_journal(self) -> Result<Journal, DataError> {
         let Self { path, end, next, key_digest, .. } = self;
-        let open = || {
-            let mut file = OpenOptions::new().write(true).open(&path)?;
-            file.set_len(end)?;
-            file.seek(SeekFrom::Start(end))?;
-            Ok(file)
-        };
-        let file = open().map_err(|e| DataError::at(&path, DataErrorKind::Write(e)))?;
+        let file = open_cut(&path, end).map_err(DataError::writing(&path))?;
         Ok(Journal { path, file, end, next, key_digest, frame: vec![] })
     }
 
@@ -212,10 +213,18 @@ impl Blocks {
     }
 }
 
+/// Opens a file for appending at `end`, and cuts off what follows.
+fn open_cut(path: &Path, end: u64) -> io::Result<File> {
+    let mut file = OpenOptions::new().write(true).open(path)?;
+    file.set_len(end)?;
+    file.seek(SeekFrom::Start(end))?;
+    Ok(file)
+}
+
 /// Returns the block's number and length from a frame's header.
 fn numbers(header: &[u8]) -> (u64, u64) {
-    let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-    (number(8), number(16))
+    let [number, length] = [8, 16].map(|at| u64::from_le_bytes(std::array::from_fn(|i| header[at + i])));
+    (number, length)
 }
 
 /// Returns the digest of a frame: SHA-256 of key digest, number, length and block.
@@ -263,7 +272,8 @@ mod tests {
     fn read(path: &Path) -> Result<Vec<Vec<u8>>, DataError> {
         let mut blocks = Blocks::open(path)?.expect("a journal");
         assert_eq!(blocks.key(), KEY);
-        let (mut all, mut block) = (vec![], vec![]);
+        let mut all = vec![];
+        let mut block = vec![];
         while blocks.next_into(&mut block)? {
             all.push(block.clone());
         }
@@ -341,11 +351,13 @@ mod tests {
 
     #[test]
     fn a_block_of_another_journal_does_not_pass() {
-        let (file, other) = (written("mine"), Temporary::new("theirs"));
+        let file = written("mine");
+        let other = Temporary::new("theirs");
         let mut journal = Journal::create(&other.0, b"a kay").expect("created");
         journal.append(b"one").expect("appended");
         let key = HEADER + KEY.len();
-        let (mut bytes, theirs) = (fs::read(&file.0).expect("bytes"), fs::read(&other.0).expect("bytes"));
+        let mut bytes = fs::read(&file.0).expect("bytes");
+        let theirs = fs::read(&other.0).expect("bytes");
         bytes.splice(key..key + HEADER + 3, theirs[key..].iter().copied());
         fs::write(&file.0, &bytes).expect("written");
         assert!(read(&file.0).expect_err("damaged").to_string().contains("block 1"));

@@ -9,7 +9,6 @@ pub mod alphabet;
 pub mod atomic;
 pub mod bases;
 pub mod bounded;
-pub mod chunk;
 pub mod codons;
 pub mod destination;
 pub mod error;
@@ -31,5 +30,6 @@ pub mod tokenize;
 pub mod train;
 pub mod translate;
 pub mod weights;
+pub mod window;
 
 pub use error::{DataError, DataErrorKind};

@@ -30,10 +30,7 @@ pub fn spawn<T: Send + 'static>(
 /// the new thread if it cannot map the signal stack, and no caller can catch that panic.
 pub fn room_for_threads(count: usize) -> io::Result<()> {
     let Some(free) = free_address_space() else { return Ok(()) };
-    match free < THREAD.saturating_mul(count as u64) {
-        true => Err(io::Error::from_raw_os_error(ENOMEM)),
-        false => Ok(()),
-    }
+    if free < THREAD.saturating_mul(count as u64) { Err(io::Error::from_raw_os_error(ENOMEM)) } else { Ok(()) }
 }
 
 /// Bytes of address space left below the process's limit; `None` if there is no limit.
@@ -78,27 +75,29 @@ pub fn memory() -> Limit {
 
 /// Returns the limit behind an OS error number; `None` if the number does not stand for a limit.
 fn of_number(number: i32) -> Option<Limit> {
-    let is = |name: &str, what: &str, flag: &str, unit: u64| {
-        let limit = limit(name).map_or("not known".to_owned(), |value| (value / unit).to_string());
-        Limit { text: format!("the limit on {what} ({flag}) is {limit}; raise it"), memory: false }
-    };
     Some(match number {
         ENOMEM => memory(),
         EAGAIN => {
-            let processes = is("Max processes", "processes and threads", "ulimit -u", 1);
+            let processes = process_limit("Max processes", "processes and threads", "ulimit -u", 1);
             match limit("Max address space") {
                 Some(_) => Limit { text: format!("{}, and {}", processes.text, memory().text), memory: false },
                 None => processes,
             }
         }
-        EMFILE => is("Max open files", "open files", "ulimit -n", 1),
+        EMFILE => process_limit("Max open files", "open files", "ulimit -n", 1),
         ENFILE => Limit {
             text: "the limit of the whole system on open files (fs.file-max) is reached".to_owned(),
             memory: false,
         },
-        EFBIG => is("Max file size", "file size in bytes", "ulimit -f", 1),
+        EFBIG => process_limit("Max file size", "file size in bytes", "ulimit -f", 1),
         _ => return None,
     })
+}
+
+/// The limit `name` of this process on `what`, which `flag` of the shell sets in units of `unit`.
+fn process_limit(name: &str, what: &str, flag: &str, unit: u64) -> Limit {
+    let limit = limit(name).map_or("not known".to_owned(), |value| (value / unit).to_string());
+    Limit { text: format!("the limit on {what} ({flag}) is {limit}; raise it"), memory: false }
 }
 
 /// Returns the soft limit `name` of `/proc/self/limits`; `None` if it is unlimited or cannot be read.

@@ -48,7 +48,7 @@ impl Renaming {
 pub struct ResultName {
     /// The name.
     pub name: String,
-    /// Why it is not the id; `None` if it is.
+    /// Reason why the name is not the id; `None` if it is the id.
     pub renaming: Option<Renaming>,
 }
 
@@ -172,7 +172,7 @@ pub fn written(id: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Why a written id cannot be a name.
+/// Returns the reason why a written id cannot be a name.
 fn refused(written: &str) -> Option<Renaming> {
     if written.trim().is_empty() {
         return Some(Renaming::Empty);

@@ -32,7 +32,7 @@ impl fmt::Display for NumpyF32 {
 
 /// Writes `1.5e-07`, `1e+16`: Rust's shortest digits with numpy's exponent.
 fn scientific(x: f32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let mut text = Text { bytes: [0; 24], len: 0 };
+    let mut text = StackText { bytes: [0; 24], len: 0 };
     write!(text, "{x:e}")?;
     let text = std::str::from_utf8(&text.bytes[..text.len]).map_err(|_| fmt::Error)?;
     let (digits, exponent) = text.split_once('e').ok_or(fmt::Error)?;
@@ -44,12 +44,12 @@ fn scientific(x: f32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// A short text on the stack: nine digits, signs, point and exponent of an f32 take at most 15 bytes.
-struct Text {
+struct StackText {
     bytes: [u8; 24],
     len: usize,
 }
 
-impl Write for Text {
+impl Write for StackText {
     fn write_str(&mut self, piece: &str) -> fmt::Result {
         let end = self.len + piece.len();
         let place = self.bytes.get_mut(self.len..end).ok_or(fmt::Error)?;

@@ -10,7 +10,7 @@ use std::time::UNIX_EPOCH;
 
 use serde::{Deserialize, Serialize};
 
-use crate::destination::Destination;
+use crate::destination::ResolvedPath;
 use crate::{DataError, DataErrorKind};
 
 /// Identity of a file: equal for all paths that lead to it.
@@ -140,26 +140,26 @@ pub struct OutputGuard {
     inputs: InputFiles,
     /// Whether files that exist may be replaced.
     force: bool,
-    outputs: Vec<(Place, PathBuf)>,
+    outputs: Vec<(OutputPlace, PathBuf)>,
 }
 
 /// A place in the file system at which a file is or will be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum OutputPlace {
     /// A file that exists.
     File(FileId),
     /// A new name in a folder; without an identity, the folder does not exist yet.
     New(Option<FileId>, PathBuf),
 }
 
-impl Place {
+impl OutputPlace {
     /// The place of `path`; `None` for a stream, of which two outputs are not in each other's way.
     fn of(path: &Path) -> Option<Self> {
-        let place = match Destination::of(path) {
-            Ok(Destination::File(place)) => place,
-            Ok(Destination::Stream(_)) => return None,
+        let place = match ResolvedPath::of(path) {
+            Ok(ResolvedPath::File(place)) => place,
+            Ok(ResolvedPath::Stream(_)) => return None,
             // Refused when the file is created.
-            Ok(Destination::Unsuitable) | Err(_) => path.to_owned(),
+            Ok(ResolvedPath::Unsuitable) | Err(_) => path.to_owned(),
         };
         if let Some(id) = FileId::of(&place) {
             return Some(Self::File(id));
@@ -190,15 +190,12 @@ impl OutputGuard {
     /// [`DataErrorKind::Exists`].
     pub fn file(&mut self, path: &Path) -> Result<(), DataError> {
         self.own_file(path)?;
-        let is_new = match Destination::of(path) {
-            Ok(Destination::File(place)) => !place.exists(),
+        let is_new = match ResolvedPath::of(path) {
+            Ok(ResolvedPath::File(place)) => !place.exists(),
             // Not replaced, but written to; what cannot be written is refused when the file is created.
-            Ok(Destination::Stream(_) | Destination::Unsuitable) | Err(_) => true,
+            Ok(ResolvedPath::Stream(_) | ResolvedPath::Unsuitable) | Err(_) => true,
         };
-        match is_new || self.force {
-            true => Ok(()),
-            false => Err(DataError::at(path, DataErrorKind::Exists)),
-        }
+        if is_new || self.force { Ok(()) } else { Err(DataError::at(path, DataErrorKind::Exists)) }
     }
 
     /// Checks a file that the command is going to replace, append to or remove, and that earlier runs of the program wrote.
@@ -207,7 +204,7 @@ impl OutputGuard {
     /// [`DataErrorKind::IsInput`]; [`DataErrorKind::SameOutput`] for the place of an earlier output.
     pub fn own_file(&mut self, path: &Path) -> Result<(), DataError> {
         self.inputs.check(path)?;
-        let Some(place) = Place::of(path) else { return Ok(()) };
+        let Some(place) = OutputPlace::of(path) else { return Ok(()) };
         if let Some((_, other)) = self.outputs.iter().find(|(other, _)| *other == place) {
             return Err(DataError::at(path, DataErrorKind::SameOutput { other: other.clone() }));
         }
@@ -251,11 +248,11 @@ impl WrittenFiles {
     /// The list in a run record, given as JSON text; empty for another text, and for the record of a version without it.
     pub fn of_record(text: &str) -> Self {
         #[derive(Deserialize)]
-        struct Record {
+        struct ListedOutputs {
             #[serde(default)]
             outputs: WrittenFiles,
         }
-        serde_json::from_str::<Record>(text).map(|record| record.outputs).unwrap_or_default()
+        serde_json::from_str::<ListedOutputs>(text).map(|record| record.outputs).unwrap_or_default()
     }
 
     /// Adds the file `name`, or changes its entry; removes the entry without a file.

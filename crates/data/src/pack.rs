@@ -36,7 +36,7 @@ pub enum Order {
 
 /// The token sequences of one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pack {
+pub struct TokenPack {
     /// The tokens of all sequences, end to end.
     pub tokens: Vec<i32>,
     /// Start and end of each sequence in `tokens`; each sequence starts where the one before ends.
@@ -45,7 +45,7 @@ pub struct Pack {
     pub owners: Vec<u64>,
 }
 
-impl Pack {
+impl TokenPack {
     /// Divides the pack into packs of at most `max_tokens` tokens and `max_sequences` sequences, in order. A sequence that is
     /// longer than `max_tokens` gets a pack of its own.
     pub fn divided(self, max_tokens: usize, max_sequences: usize) -> Vec<Self> {
@@ -55,10 +55,9 @@ impl Pack {
         let mut packs: Vec<Self> = vec![];
         for (&[start, end], &owner) in self.spans.iter().zip(&self.owners) {
             let tokens = &self.tokens[start as usize..end as usize];
-            let fits = |pack: &Self| {
+            if !packs.last().is_some_and(|pack| {
                 pack.tokens.len() + tokens.len() <= max_tokens && pack.owners.len() < max_sequences
-            };
-            if !packs.last().is_some_and(fits) {
+            }) {
                 packs.push(Self::default());
             }
             if let Some(pack) = packs.last_mut() {
@@ -110,16 +109,16 @@ pub struct Packer {
     order: Order,
     /// The tokens of the pending sequences, oldest first, without gaps.
     tokens: Vec<i32>,
-    pending: Vec<Pending>,
+    pending: Vec<PooledSequence>,
     /// Scratch of a selection: indices into `pending`, ascending by length.
     by_length: Vec<u32>,
-    free: Vec<Pack>,
+    free: Vec<TokenPack>,
     fill: Fill,
 }
 
 /// A sequence in the pool.
 #[derive(Clone, Copy)]
-struct Pending {
+struct PooledSequence {
     owner: u64,
     len: usize,
     chosen: bool,
@@ -157,13 +156,13 @@ impl Packer {
             return Err(DataError::new(DataErrorKind::TooLong { tokens: tokens.len(), bound }));
         }
         self.tokens.extend_from_slice(tokens);
-        self.pending.push(Pending { owner, len: tokens.len(), chosen: false });
+        self.pending.push(PooledSequence { owner, len: tokens.len(), chosen: false });
         Ok(())
     }
 
     /// Returns a pack if the pool holds enough sequences for a full one, or if `flush` says that the input has ended;
     /// otherwise, and if the pool is empty, `None`.
-    pub fn next_pack(&mut self, flush: bool) -> Option<Pack> {
+    pub fn next_pack(&mut self, flush: bool) -> Option<TokenPack> {
         let pool = match self.order {
             Order::ByLength => POOL,
             Order::Input => 1,
@@ -195,7 +194,8 @@ impl Packer {
     /// Divides the rest of the pool, after the input has ended, into packs of about equal size. Their number is a
     /// multiple of `parts` (the devices), so that no device is idle at the end.
     pub fn cut(&mut self, parts: usize) {
-        let (left, longest) = (self.tokens.len(), self.pending.iter().map(|p| p.len).max().unwrap_or(0));
+        let left = self.tokens.len();
+        let longest = self.pending.iter().map(|p| p.len).max().unwrap_or(0);
         let packs = left.div_ceil(self.max_tokens.max(1)).next_multiple_of(parts.max(1)).max(1);
         self.max_tokens = left.div_ceil(packs).max(longest).min(self.max_tokens);
     }
@@ -206,7 +206,7 @@ impl Packer {
     }
 
     /// Returns the buffers of a pack for reuse in a later pack.
-    pub fn recycle(&mut self, mut pack: Pack) {
+    pub fn recycle(&mut self, mut pack: TokenPack) {
         pack.tokens.clear();
         pack.spans.clear();
         pack.owners.clear();
@@ -226,7 +226,8 @@ impl Packer {
     /// Marks the oldest sequences until they have `enough` tokens or the next one does not fit, at least one sequence
     /// in any case; returns the number of marked tokens and sequences.
     fn choose_oldest(&mut self, enough: usize) -> (usize, usize) {
-        let (mut tokens, mut sequences) = (0, 0);
+        let mut tokens = 0;
+        let mut sequences = 0;
         for p in &mut self.pending {
             let full = tokens + p.len > self.max_tokens || sequences == self.max_sequences;
             if full || tokens >= enough {
@@ -249,8 +250,10 @@ impl Packer {
         // Of equal lengths the oldest first, so that the order is a function of the input.
         by_length.sort_unstable_by_key(|&i| (pending[i as usize].len, i));
         let len = |at: usize| pending[by_length[at] as usize].len;
-        let (mut left, mut end, mut free) = (capacity, by_length.len(), places);
-        let mut best = Finish::default();
+        let mut left = capacity;
+        let mut end = by_length.len();
+        let mut free = places;
+        let mut best = PackFinish::default();
         let mut taken: usize = 0;
         // `by_length` ascends: the longest are at the end, and `end` bounds the untaken ones that may still fit.
         while free > 0 && left > 0 && best.left(capacity) > 0 {
@@ -265,7 +268,7 @@ impl Packer {
                 let (last, sum) = best_finish(left, end, free, len);
                 let used = capacity - left + sum;
                 if used > best.used {
-                    best = Finish { used, greedy: taken, last };
+                    best = PackFinish { used, greedy: taken, last };
                 }
             }
             left -= len(end - 1);
@@ -277,8 +280,9 @@ impl Packer {
     }
 
     /// Repeats the greedy selection of [`Packer::choose_rest`] up to its best combination and marks the sequences.
-    fn mark(&mut self, capacity: usize, best: &Finish) {
-        let (mut left, mut end) = (capacity, self.by_length.len());
+    fn mark(&mut self, capacity: usize, best: &PackFinish) {
+        let mut left = capacity;
+        let mut end = self.by_length.len();
         for _ in 0..best.greedy {
             while self.pending[self.by_length[end - 1] as usize].len > left {
                 end -= 1;
@@ -294,12 +298,13 @@ impl Packer {
     }
 
     /// Moves the chosen sequences, oldest first, from the pool into a pack, and closes the gaps in the pool.
-    fn take_chosen(&mut self) -> Pack {
-        let mut pack = self
-            .free
-            .pop()
-            .unwrap_or_else(|| Pack { tokens: Vec::with_capacity(self.max_tokens), ..Pack::default() });
-        let (mut from, mut to) = (0, 0);
+    fn take_chosen(&mut self) -> TokenPack {
+        let mut pack = self.free.pop().unwrap_or_else(|| TokenPack {
+            tokens: Vec::with_capacity(self.max_tokens),
+            ..TokenPack::default()
+        });
+        let mut from = 0;
+        let mut to = 0;
         for p in &self.pending {
             if p.chosen {
                 let start = pack.tokens.len() as i32;
@@ -320,13 +325,13 @@ impl Packer {
 
 /// A combination of sequences to fill a pack: the `greedy` longest that fit, then `last`, indices into `by_length`.
 #[derive(Default)]
-struct Finish {
+struct PackFinish {
     used: usize,
     greedy: usize,
     last: [Option<usize>; 2],
 }
 
-impl Finish {
+impl PackFinish {
     fn left(&self, capacity: usize) -> usize {
         capacity - self.used
     }
@@ -342,7 +347,8 @@ fn best_finish(
 ) -> ([Option<usize>; 2], usize) {
     // The longest that fits is at `end - 1`.
     let mut best = ([Some(end - 1), None], len(end - 1));
-    let (mut low, mut high) = (0, end - 1);
+    let mut low = 0;
+    let mut high = end - 1;
     while free > 1 && low < high {
         let sum = len(low) + len(high);
         if sum > left {

@@ -36,10 +36,7 @@ impl Display for EscapedPath<'_> {
 /// Writes `text`, with Rust escapes in place of non-printable characters.
 fn write_escaped(text: impl Iterator<Item = char>, f: &mut Formatter<'_>) -> fmt::Result {
     for c in text {
-        match is_printable(c) {
-            true => f.write_char(c)?,
-            false => c.escape_default().try_for_each(|c| f.write_char(c))?,
-        }
+        if is_printable(c) { f.write_char(c)? } else { c.escape_default().try_for_each(|c| f.write_char(c))? }
     }
     Ok(())
 }

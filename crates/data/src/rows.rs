@@ -10,7 +10,7 @@ mod safetensors;
 pub use npy::NpyWriter;
 pub use npz::{NpzLayout, NpzWriter};
 pub use parquet::{ParquetWriter, TableLayout};
-pub use safetensors::{Layout, SafetensorsWriter};
+pub use safetensors::{SafetensorsLayout, SafetensorsWriter};
 
 use crate::weights::f32_to_f16;
 use crate::{DataError, DataErrorKind};

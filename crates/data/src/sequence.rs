@@ -29,7 +29,7 @@ use letters::{ByteClass, Dropped, LineCleaner};
 pub use listing::{ListedFile, Listing, SkipReason, SkippedEntry, stem};
 pub(crate) use listing::{ending, entries, without_compression};
 pub use notes::{InputNote, NoteKind};
-use source::Source;
+use source::LineSource;
 pub use stored::{Input, digests};
 use texts::Texts;
 
@@ -37,7 +37,7 @@ use texts::Texts;
 /// disk.
 const LONGEST_NAME: usize = 4096;
 
-/// One sequence record: name, letters and, for FASTQ, qualities.
+/// A sequence record: name, letters and, for FASTQ, qualities.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// The first word of the title; empty if the title is empty.
@@ -57,7 +57,7 @@ pub struct Reader {
     /// Files that are not opened yet, in order.
     waiting: VecDeque<PathBuf>,
     /// The file that is being read.
-    current: Option<Open>,
+    current: Option<OpenSequences>,
     /// Files that were read to their end.
     finished: Vec<Input>,
     /// Sum of the stored bytes of `finished`.
@@ -74,16 +74,16 @@ pub struct Reader {
     accept_texts: bool,
     /// Notes on files that were read to their end.
     notes: Vec<InputNote>,
-    /// Upper bounds on the records, for input whose [`Extent`] could not be measured beforehand.
-    most: Option<Extent>,
+    /// Upper bounds on the records, for input whose [`InputExtent`] could not be measured beforehand.
+    bounds: Option<InputExtent>,
     /// Records read so far.
     records: u64,
 }
 
 /// A sequence file that is being read.
-struct Open {
-    source: Source,
-    format: Format,
+struct OpenSequences {
+    source: LineSource,
+    format: SequenceFormat,
     /// The format of a file of texts, which has no `format`.
     texts: Option<Texts>,
     /// Line number of the title that was read last, from 1.
@@ -91,16 +91,16 @@ struct Open {
     /// Records so far.
     records: u64,
     /// White space and digits in sequence lines.
-    spacing: Tally,
+    spacing: DroppedBytes,
     /// Gaps in sequence lines.
-    gaps: Tally,
+    gaps: DroppedBytes,
     /// The preceding FASTQ record, if its quality line begins like a title.
     doubtful: Option<Doubtful>,
 }
 
 /// Bytes that were dropped from the records of a file.
 #[derive(Default)]
-struct Tally {
+struct DroppedBytes {
     bytes: u64,
     /// Number of records that had them.
     records: u64,
@@ -110,7 +110,7 @@ struct Tally {
     line: u64,
 }
 
-impl Tally {
+impl DroppedBytes {
     /// Adds the bytes that were dropped from the record `id`.
     fn add(&mut self, dropped: Dropped, id: &str) {
         if dropped.bytes == 0 {
@@ -138,19 +138,19 @@ struct Doubtful {
     line: u64,
 }
 
-/// How records are read.
+/// Options and bounds with which records are read.
 #[derive(Clone, Copy)]
-struct Rules<'a> {
+struct ReadRules<'a> {
     alphabet: Alphabet,
     /// Whether all bytes of sequence lines but white space are kept.
     keep_bytes: bool,
     keep_qualities: bool,
-    most: Option<&'a Extent>,
+    bounds: Option<&'a InputExtent>,
 }
 
 /// The format of a sequence file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum SequenceFormat {
     /// A title after `>`, then lines of letters.
     Fasta,
     /// A title after `@`, lines of letters, a line with `+`, lines of qualities.
@@ -158,8 +158,9 @@ pub enum Format {
 }
 
 /// Checks the format of a file and the name of its first record, without holding the record in memory.
-pub fn look(path: &Path) -> Result<(), DataError> {
-    let (mut open, mut title) = (Open::new(Source::open(path)?)?, Vec::new());
+pub fn check_start(path: &Path) -> Result<(), DataError> {
+    let mut open = OpenSequences::new(LineSource::open(path)?)?;
+    let mut title = Vec::new();
     match open.measure(&mut title)? {
         Some(_) => open.name(&title, &mut String::new()),
         None => Ok(()),
@@ -168,7 +169,7 @@ pub fn look(path: &Path) -> Result<(), DataError> {
 
 /// Number and maximum sizes of the records of an input, measured without holding a record in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extent {
+pub struct InputExtent {
     /// Number of records.
     pub records: u64,
     /// Letters of the longest record.
@@ -184,13 +185,14 @@ pub struct Extent {
 /// Reads files to their ends and measures their records. A malformed file ends its own measurement without an
 /// error, since the reader of the records reports it later. `between` is called before every record; its error aborts
 /// the measurement.
-pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<Extent, E> {
-    let (mut all, mut title) = (Extent::default(), Vec::new());
+pub fn extent<E>(paths: &[PathBuf], between: &dyn Fn() -> Result<(), E>) -> Result<InputExtent, E> {
+    let mut all = InputExtent::default();
+    let mut title = Vec::new();
     for path in paths {
-        let Ok(mut open) = Source::open(path).and_then(Open::new) else { return Ok(all) };
+        let Ok(mut open) = LineSource::open(path).and_then(OpenSequences::new) else { return Ok(all) };
         loop {
             between()?;
-            let Ok(Some(Measured { letters, title_bytes })) = open.measure(&mut title) else { break };
+            let Ok(Some(MeasuredRecord { letters, title_bytes })) = open.measure(&mut title) else { break };
             all.longest_title = all.longest_title.max(title_bytes);
             let name = title.split(|&b| is_blank(b)).find(|word| !word.is_empty()).unwrap_or_default();
             let name = &name[..name.len().min(LONGEST_NAME)];
@@ -224,33 +226,32 @@ impl Reader {
 
     /// Creates a reader over the bytes of `read`; `name` replaces the path in errors.
     pub fn from_read(name: impl AsRef<Path>, read: impl Read + Send + 'static) -> Result<Self, DataError> {
-        let open = Open::new(Source::new(name.as_ref(), Box::new(read))?)?;
+        let open = OpenSequences::new(LineSource::new(name.as_ref(), Box::new(read))?)?;
         Ok(Self::over(VecDeque::new(), Some(open), None))
     }
 
-    fn over(waiting: VecDeque<PathBuf>, current: Option<Open>, total_bytes: Option<u64>) -> Self {
-        let (finished, title) = (Vec::new(), Vec::new());
+    fn over(waiting: VecDeque<PathBuf>, current: Option<OpenSequences>, total_bytes: Option<u64>) -> Self {
         Reader {
             waiting,
             current,
-            finished,
+            finished: Vec::new(),
             finished_bytes: 0,
             total_bytes,
-            title,
+            title: Vec::new(),
             keep_qualities: false,
             alphabet: Alphabet::Nucleotides,
             keep_bytes: false,
             accept_texts: false,
             notes: vec![],
-            most: None,
+            bounds: None,
             records: 0,
         }
     }
 
-    /// Makes a record beyond the bounds `most` an error before it is held in memory. For pipes, whose records cannot be
+    /// Makes a record beyond `bounds` an error before it is held in memory. For pipes, whose records cannot be
     /// measured before memory is planned.
-    pub fn hold_to(&mut self, most: Extent) {
-        self.most = Some(most);
+    pub fn hold_to(&mut self, bounds: InputExtent) {
+        self.bounds = Some(bounds);
     }
 
     /// Accepts files of texts: `.txt`, with a text on each line, and `.jsonl`, with a JSON object on each line, of which the
@@ -283,7 +284,7 @@ impl Reader {
     }
 
     /// Returns the format of the file of the last record; `None` when no file is open, as for [`Reader::position`].
-    pub fn format(&self) -> Option<Format> {
+    pub fn format(&self) -> Option<SequenceFormat> {
         self.current.as_ref().map(|open| open.format)
     }
 
@@ -312,6 +313,15 @@ impl Reader {
         self.current.as_ref().map(|open| (open.source.path(), open.line))
     }
 
+    /// Adds the id of `record`, the last record, with its file and line to an error.
+    pub(crate) fn error_at(&self, record: &Record, error: DataError) -> DataError {
+        let error = error.with_id(record.id.as_str());
+        match self.position() {
+            Some((path, line)) => error.with_path(path).with_line(line),
+            None => error,
+        }
+    }
+
     /// Returns the files that were read to their end so far, in order, with the SHA-256 of their stored bytes. These
     /// are all files once [`Reader::read_into`] has returned false.
     pub fn inputs(&self) -> &[Input] {
@@ -331,19 +341,21 @@ impl Reader {
     /// Reads the next record, opening the next file where one ends; false after the last file.
     fn advance(&mut self, record: &mut Record) -> Result<bool, DataError> {
         loop {
-            let rules = Rules {
+            let rules = ReadRules {
                 alphabet: self.alphabet,
                 keep_bytes: self.keep_bytes,
                 keep_qualities: self.keep_qualities,
-                most: self.most.as_ref(),
+                bounds: self.bounds.as_ref(),
             };
             if let Some(open) = &mut self.current
                 && open.read(record, &mut self.title, rules)?
             {
                 open.records += 1;
                 self.records += 1;
-                if let Some(most) = self.most.as_ref().map(|most| most.records).filter(|&n| self.records > n) {
-                    return Err(open.no_room(&format!("there are more than {most} records")));
+                if let Some(max) =
+                    self.bounds.as_ref().map(|bounds| bounds.records).filter(|&n| self.records > n)
+                {
+                    return Err(open.no_room(&format!("there are more than {max} records")));
                 }
                 return Ok(true);
             }
@@ -354,27 +366,28 @@ impl Reader {
                 self.finished.push(input);
             }
             let Some(path) = self.waiting.pop_front() else { return Ok(false) };
-            let (source, texts) = (Source::open(&path)?, Texts::of(&path).filter(|_| self.accept_texts));
+            let source = LineSource::open(&path)?;
+            let texts = Texts::of(&path).filter(|_| self.accept_texts);
             self.current = Some(match texts {
-                Some(texts) => Open::texts(source, texts)?,
-                None => Open::new(source)?,
+                Some(texts) => OpenSequences::texts(source, texts)?,
+                None => OpenSequences::new(source)?,
             });
         }
     }
 }
 
-impl Open {
+impl OpenSequences {
     /// Detects the format by the first non-blank byte.
-    fn new(mut source: Source) -> Result<Self, DataError> {
+    fn new(mut source: LineSource) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
         // Before white space is skipped: the signature of gzip begins with a byte that counts as white space.
         if source.peek()?.is_some_and(|first| !matches!(first, b'>' | b'@' | b' ' | b'\t' | b'\n' | b'\r')) {
             source.refuse_foreign(false)?;
         }
         let format = match source.skip_blank()? {
-            None => Format::Fasta,
-            Some(b'>') if source.ahead(4)?.get(1) != Some(&0) => Format::Fasta,
-            Some(b'@') if foreign::recognise(source.ahead(8)?, None).is_none() => Format::Fastq,
+            None => SequenceFormat::Fasta,
+            Some(b'>') if source.ahead(4)?.get(1) != Some(&0) => SequenceFormat::Fasta,
+            Some(b'@') if foreign::recognise(source.ahead(8)?, None).is_none() => SequenceFormat::Fastq,
             Some(first) => {
                 source.refuse_foreign(false)?;
                 return Err(source.error(DataErrorKind::NotSequences { first }));
@@ -384,21 +397,21 @@ impl Open {
     }
 
     /// Opens a file of texts.
-    fn texts(mut source: Source, texts: Texts) -> Result<Self, DataError> {
+    fn texts(mut source: LineSource, texts: Texts) -> Result<Self, DataError> {
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
-        Ok(Self::with(source, Format::Fasta, Some(texts)))
+        Ok(Self::with(source, SequenceFormat::Fasta, Some(texts)))
     }
 
-    fn with(source: Source, format: Format, texts: Option<Texts>) -> Self {
-        Open {
+    fn with(source: LineSource, format: SequenceFormat, texts: Option<Texts>) -> Self {
+        OpenSequences {
             line: source.line(),
             source,
             format,
             texts,
             records: 0,
-            spacing: Tally::default(),
-            gaps: Tally::default(),
+            spacing: DroppedBytes::default(),
+            gaps: DroppedBytes::default(),
             doubtful: None,
         }
     }
@@ -420,9 +433,14 @@ impl Open {
     }
 
     /// Reads the next record of this file; false at the end of the file.
-    fn read(&mut self, record: &mut Record, title: &mut Vec<u8>, rules: Rules<'_>) -> Result<bool, DataError> {
-        let [letters, named, titled] = rules.most.map_or([usize::MAX; 3], |most| {
-            [most.longest, most.longest_name, most.longest_title]
+    fn read(
+        &mut self,
+        record: &mut Record,
+        title: &mut Vec<u8>,
+        rules: ReadRules<'_>,
+    ) -> Result<bool, DataError> {
+        let [max_letters, max_name, max_title] = rules.bounds.map_or([usize::MAX; 3], |bounds| {
+            [bounds.longest, bounds.longest_name, bounds.longest_title]
                 .map(|n| usize::try_from(n).unwrap_or(usize::MAX))
         });
         record.id.clear();
@@ -430,38 +448,38 @@ impl Open {
         record.seq.clear();
         record.quality.clear();
         if let Some(texts) = self.texts {
-            let Some(line) = texts.read(&mut self.source, record, letters)? else { return Ok(false) };
+            let Some(line) = texts.read(&mut self.source, record, max_letters)? else { return Ok(false) };
             self.line = line;
-            return self.is_bounded(record, letters, named).map(|()| true);
+            return self.is_bounded(record, max_letters, max_name).map(|()| true);
         }
         let Some(first) = self.source.skip_blank()? else { return Ok(false) };
-        if self.format == Format::Fastq && first != b'@' {
+        if self.format == SequenceFormat::Fastq && first != b'@' {
             return Err(self.no_title(first));
         }
         self.line = self.source.line();
         self.doubtful = None;
         self.source.skip_byte();
         title.clear();
-        self.source.line_pieces(|piece| take(title, piece, titled))?;
-        if title.len() > titled {
-            return Err(self.no_room(&format!("a title has more than {titled} bytes")));
+        self.source.line_pieces(|piece| push_bounded(title, piece, max_title))?;
+        if title.len() > max_title {
+            return Err(self.no_room(&format!("a title has more than {max_title} bytes")));
         }
         self.name(title, &mut record.id)?;
-        self.is_bounded(record, usize::MAX, named)?;
+        self.is_bounded(record, usize::MAX, max_name)?;
         record.description.extend_from_slice(after_first_word(title));
-        let mut cleaner = LineCleaner::new(rules.alphabet, self.format == Format::Fastq);
+        let mut cleaner = LineCleaner::new(rules.alphabet, self.format == SequenceFormat::Fastq);
         if rules.keep_bytes {
             cleaner.keep_all();
         }
         match self.format {
-            Format::Fasta => self.fasta_sequence(record, &mut cleaner, letters)?,
-            Format::Fastq => {
-                let sizes = FastqSizes { keep_qualities: rules.keep_qualities, most: letters };
+            SequenceFormat::Fasta => self.fasta_sequence(record, &mut cleaner, max_letters)?,
+            SequenceFormat::Fastq => {
+                let sizes = FastqSizes { keep_qualities: rules.keep_qualities, max_letters };
                 self.fastq_sequence(record, &mut cleaner, title, sizes)
                     .map_err(|e| e.with_id(record.id.as_str()))?;
             }
         }
-        self.is_bounded(record, letters, named)?;
+        self.is_bounded(record, max_letters, max_name)?;
         if let Some(why) = cleaner.refusal(&record.seq) {
             return Err(self.at_title(why).with_id(record.id.as_str()));
         }
@@ -506,7 +524,7 @@ impl Open {
 
     /// Measures the next record without storing it and puts its title into `title`, at most `2 * LONGEST_NAME` bytes of
     /// it; `None` at the end of the file.
-    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<Measured>, DataError> {
+    fn measure(&mut self, title: &mut Vec<u8>) -> Result<Option<MeasuredRecord>, DataError> {
         if self.source.skip_blank()?.is_none() {
             return Ok(None);
         }
@@ -518,16 +536,18 @@ impl Open {
             let free = (2 * LONGEST_NAME).saturating_sub(title.len());
             title.extend_from_slice(&piece[..piece.len().min(free)]);
         })?;
-        let (mut letters, mut characters) = (0, 0);
-        let end = if self.format == Format::Fasta { b'>' } else { b'+' };
-        let is_kept = |byte: &&u8| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids);
+        let mut letters = 0;
+        let mut characters = 0;
+        let end = if self.format == SequenceFormat::Fasta { b'>' } else { b'+' };
         while self.source.peek()?.is_some_and(|first| first != end) {
             self.source.line_pieces(|piece| {
-                letters += piece.iter().filter(is_kept).count() as u64;
+                letters +=
+                    piece.iter().filter(|byte| ByteClass::of(**byte).is_kept(Alphabet::AminoAcids)).count()
+                        as u64;
                 characters += piece.iter().filter(|&&b| !is_blank(b)).count() as u64;
             })?;
         }
-        if self.format == Format::Fastq && self.source.peek()?.is_some() {
+        if self.format == SequenceFormat::Fastq && self.source.peek()?.is_some() {
             self.source.line_pieces(|_| {})?;
             let mut quality = 0;
             while quality < characters && self.source.peek()?.is_some() {
@@ -536,8 +556,8 @@ impl Open {
             }
         }
         // A FASTQ record holds its digits and gaps until its qualities are read.
-        let letters = if self.format == Format::Fastq { characters } else { letters };
-        Ok(Some(Measured { letters, title_bytes }))
+        let letters = if self.format == SequenceFormat::Fastq { characters } else { letters };
+        Ok(Some(MeasuredRecord { letters, title_bytes }))
     }
 
     /// Appends the first word of `title` to `id`.
@@ -575,39 +595,39 @@ impl Open {
         DataError::at(self.source.path(), DataErrorKind::NoRoom(what)).with_line(self.line)
     }
 
-    /// Reads all lines up to the next title, or until the record has more than `most` letters.
+    /// Reads all lines up to the next title, or until the record has more than `max_letters` letters.
     fn fasta_sequence(
         &mut self,
         record: &mut Record,
         cleaner: &mut LineCleaner,
-        most: usize,
+        max_letters: usize,
     ) -> Result<(), DataError> {
-        while record.seq.len() <= most && !matches!(self.source.peek()?, None | Some(b'>')) {
-            self.sequence_line(record, cleaner, most)?;
+        while record.seq.len() <= max_letters && !matches!(self.source.peek()?, None | Some(b'>')) {
+            self.sequence_line(record, cleaner, max_letters)?;
         }
         Ok(())
     }
 
-    /// Appends the letters of the rest of a line to the record. Once it has more than `most` letters, the remaining pieces of
-    /// the line are skipped.
+    /// Appends the letters of the rest of a line to the record. Once it has more than `max_letters` letters, the remaining
+    /// pieces of the line are skipped.
     fn sequence_line(
         &mut self,
         record: &mut Record,
         cleaner: &mut LineCleaner,
-        most: usize,
+        max_letters: usize,
     ) -> Result<(), DataError> {
         let line = self.source.line();
         let seq = &mut record.seq;
         cleaner.begin_line();
         self.source.line_pieces(|piece| {
-            if seq.len() <= most {
+            if seq.len() <= max_letters {
                 reserve(seq, piece.len());
                 cleaner.push(piece, line, seq);
             }
         })?;
         let Some(bad) = cleaner.bad() else { return Ok(()) };
         self.source.check_rest()?;
-        let what = bad.complaint(self.format == Format::Fastq, cleaner.alphabet());
+        let what = bad.complaint(self.format == SequenceFormat::Fastq, cleaner.alphabet());
         let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line);
         Err(error.with_id(record.id.as_str()))
     }
@@ -621,24 +641,25 @@ impl Open {
         title: &mut Vec<u8>,
         sizes: FastqSizes,
     ) -> Result<(), DataError> {
-        let FastqSizes { keep_qualities, most } = sizes;
+        let FastqSizes { keep_qualities, max_letters } = sizes;
         loop {
             match self.source.peek()? {
-                _ if record.seq.len() > most => return Ok(()),
+                _ if record.seq.len() > max_letters => return Ok(()),
                 None => return Err(self.fastq("the file ends before its '+' line")),
                 Some(b'+') => break,
-                Some(_) => self.sequence_line(record, cleaner, most)?,
+                Some(_) => self.sequence_line(record, cleaner, max_letters)?,
             }
         }
         self.source.skip_byte();
         let length = title.trim_ascii_end().len();
         title.truncate(length);
-        // The second title needs at most one byte more than the first: if it is longer than `most`, it differs, unless
+        // The second title needs at most one byte more than the first: if it is longer than `max_bytes`, it differs, unless
         // the rest of it is blank.
-        let (most, mut longer) = (2 * length + 1, false);
+        let max_bytes = 2 * length + 1;
+        let mut longer = false;
         self.source.line_pieces(|piece| {
-            longer |= title.len() > most && !piece.iter().all(|&b| is_blank(b));
-            take(title, piece, most);
+            longer |= title.len() > max_bytes && !piece.iter().all(|&b| is_blank(b));
+            push_bounded(title, piece, max_bytes);
         })?;
         let (first, second) = title.split_at(length);
         let second = second.trim_ascii_end();
@@ -657,7 +678,8 @@ impl Open {
     fn qualities(&mut self, record: &mut Record, keep: bool) -> Result<(), DataError> {
         let Record { id, seq, quality: qualities, .. } = record;
         let is_like_title = self.source.peek()? == Some(b'@');
-        let (mut quality, mut lines) = (0, 0u64);
+        let mut quality = 0;
+        let mut lines = 0u64;
         while quality < seq.len() {
             let place = self.source.line();
             if self.source.peek()?.is_none() {
@@ -669,12 +691,11 @@ impl Open {
             }
             let before = quality;
             self.source.line_pieces(|piece| {
-                let letters = || piece.iter().filter(|&&b| !is_blank(b));
                 let enough = quality > seq.len();
-                quality += letters().count();
+                quality += piece.iter().filter(|&&b| !is_blank(b)).count();
                 if keep && !enough {
                     reserve(qualities, piece.len());
-                    qualities.extend(letters());
+                    qualities.extend(piece.iter().filter(|&&b| !is_blank(b)));
                 }
             })?;
             lines += 1;
@@ -684,10 +705,11 @@ impl Open {
             }
         }
         if quality > seq.len() {
-            let what = match is_like_title {
-                true => "its quality line is missing: the line behind its '+' is the title of the next record"
-                    .to_owned(),
-                false => format!("{quality} qualities for {} letters", seq.len()),
+            let what = if is_like_title {
+                "its quality line is missing: the line behind its '+' is the title of the next record"
+                    .to_owned()
+            } else {
+                format!("{quality} qualities for {} letters", seq.len())
             };
             return Err(self.fastq_record(what));
         }
@@ -708,27 +730,31 @@ impl Open {
     }
 }
 
-/// How the qualities of a record are read.
+/// Options and bound with which a FASTQ record is read.
 #[derive(Clone, Copy)]
 struct FastqSizes {
     keep_qualities: bool,
     /// Maximum number of letters.
-    most: usize,
+    max_letters: usize,
 }
 
 /// Sizes of a record that was skipped, in bytes.
-struct Measured {
+struct MeasuredRecord {
     letters: u64,
     title_bytes: u64,
 }
 
 /// Returns a title without its first word and without whitespace around the rest.
 fn after_first_word(title: &[u8]) -> &[u8] {
-    let trim_start = |text: &[u8]| text.iter().take_while(|&&b| is_blank(b)).count();
-    let title = &title[trim_start(title)..];
+    let title = &title[leading_blanks(title)..];
     let rest = &title[title.iter().take_while(|&&b| !is_blank(b)).count()..];
-    let rest = &rest[trim_start(rest)..];
+    let rest = &rest[leading_blanks(rest)..];
     &rest[..rest.len() - rest.iter().rev().take_while(|&&b| is_blank(b)).count()]
+}
+
+/// Number of blanks at the start of a text.
+fn leading_blanks(text: &[u8]) -> usize {
+    text.iter().take_while(|&&b| is_blank(b)).count()
 }
 
 /// Returns whether `b` is ASCII whitespace in the sense of Python's `str.split()`.
@@ -742,9 +768,9 @@ pub(crate) fn is_letter_or_unknown(byte: u8) -> bool {
     !matches!(ByteClass::of(byte), ByteClass::Blank | ByteClass::Digit | ByteClass::Gap)
 }
 
-/// Appends a piece of a line to `text`, unless `text` is already longer than `most`.
-fn take(text: &mut Vec<u8>, piece: &[u8], most: usize) {
-    if text.len() <= most {
+/// Appends a piece of a line to `text`, unless `text` is already longer than `max_bytes`.
+fn push_bounded(text: &mut Vec<u8>, piece: &[u8], max_bytes: usize) {
+    if text.len() <= max_bytes {
         text.extend_from_slice(piece);
     }
 }

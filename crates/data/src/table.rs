@@ -61,8 +61,7 @@ fn is_formula(text: &str) -> bool {
 
 /// The text that [`Field`] wrote to a cell, apart from escapes.
 fn unquoted(cell: &str) -> &str {
-    let is_quoted = |text: &&str| is_formula(text.trim_start_matches(QUOTE));
-    cell.strip_prefix(QUOTE).filter(is_quoted).unwrap_or(cell)
+    cell.strip_prefix(QUOTE).filter(|text| is_formula(text.trim_start_matches(QUOTE))).unwrap_or(cell)
 }
 
 /// Reader of a tab-separated table with column names in its first line.
@@ -89,8 +88,14 @@ impl TableReader {
     pub fn open_all(path: &Path) -> Result<Self, DataError> {
         let file = bounded::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let reader = BufReader::with_capacity(1 << 16, file);
-        let (line, names, places) = (String::new(), vec![], vec![]);
-        let mut table = TableReader { path: path.to_owned(), reader, line, number: 0, names, places };
+        let mut table = TableReader {
+            path: path.to_owned(),
+            reader,
+            line: String::new(),
+            number: 0,
+            names: vec![],
+            places: vec![],
+        };
         if !table.advance()? {
             let text = format!("it is empty, without a header; run {} again", Command::Predict);
             return Err(table.error(text));
@@ -102,11 +107,16 @@ impl TableReader {
 
     /// Restricts the following rows to the columns `wanted`, in this order.
     pub fn select(&mut self, wanted: &[&str]) -> Result<(), DataError> {
-        let place = |column: &&str| {
-            let text = format!("there is no column `{column}`: this is not a table of {}", Command::Predict);
-            self.names.iter().position(|name| name == column).ok_or_else(|| self.error(text))
-        };
-        self.places = wanted.iter().map(place).collect::<Result<_, _>>()?;
+        let mut places = vec![];
+        for column in wanted {
+            let Some(place) = self.names.iter().position(|name| name == column) else {
+                let text =
+                    format!("there is no column `{column}`: this is not a table of {}", Command::Predict);
+                return Err(self.error(text));
+            };
+            places.push(place);
+        }
+        self.places = places;
         Ok(())
     }
 
@@ -130,7 +140,8 @@ impl TableReader {
         })
     }
 
-    /// The same as [`TableReader::next`], for a number of columns that is known only from the header.
+    /// Passes the requested cells of the next row to `parse` as [`TableReader::next`] does, for a number of columns that is known
+    /// only from the header.
     pub fn next_row<T>(
         &mut self,
         parse: impl FnOnce(&[&str]) -> Result<T, String>,
@@ -139,7 +150,8 @@ impl TableReader {
             return Ok(None);
         }
         let cells: Vec<&str> = self.line.split('\t').collect();
-        let (found, width) = (cells.len(), self.names.len());
+        let found = cells.len();
+        let width = self.names.len();
         if found != width {
             return Err(self.error(format!("{found} columns, the header has {width}; the table is incomplete")));
         }
@@ -159,11 +171,10 @@ impl TableReader {
 
     /// `Err` if the table has another row.
     pub fn expect_end(&mut self) -> Result<(), DataError> {
-        match self.advance()? {
-            true => {
-                Err(self.error("the table has more rows than the other results; they belong to different runs"))
-            }
-            false => Ok(()),
+        if self.advance()? {
+            Err(self.error("the table has more rows than the other results; they belong to different runs"))
+        } else {
+            Ok(())
         }
     }
 

@@ -1,6 +1,6 @@
-//! Six-frame translation, as in VirNucPro. Invariant: the open reading frames (ORFs) of a chunk are emitted in the
+//! Six-frame translation, as in VirNucPro. Invariant: the open reading frames (ORFs) of a window are emitted in the
 //! order F1 F2 F3 R1 R2 R3, in upper case, each without a stop codon and with at least one residue, and nothing is
-//! allocated after the [`Scratch`] has grown to the longest chunk.
+//! allocated after the [`OrfScratch`] has grown to the longest window.
 //!
 //! Three unusual rules follow VirNucPro, because its models were trained on the resulting sequences: a codon with a
 //! character other than A, C, G, T is dropped rather than translated to `X`; the reverse complement leaves such
@@ -93,7 +93,7 @@ impl Frame {
     }
 }
 
-/// An open reading frame (ORF): here an entire reading frame of a chunk without a stop codon; no start codon is needed.
+/// An open reading frame (ORF): here an entire reading frame of a window without a stop codon; no start codon is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orf<'a> {
     /// Strand and offset.
@@ -104,15 +104,15 @@ pub struct Orf<'a> {
     pub protein: &'a [u8],
 }
 
-/// Buffers of [`orfs`], reused for all chunks; they hold less than five bytes per base of the longest chunk.
+/// Buffers of [`orfs`], reused for all windows; they hold less than five bytes per base of the longest window.
 #[derive(Debug, Default)]
-pub struct Scratch {
+pub struct OrfScratch {
     /// Code of each base: two bits, or [`OTHER`]. Two [`OTHER`] follow, so that a codon starts at every base.
     bases: Vec<u8>,
     /// The codon that starts at each base of the forward strand: six bits, with the bit [`OTHER`] if it is to be
     /// dropped.
     codons: Vec<u8>,
-    /// Whether the chunk contains a base other than A, C, G and T, so that codons may have to be dropped.
+    /// Whether the window contains a base other than A, C, G and T, so that codons may have to be dropped.
     dropped: bool,
     /// Residues of the current frame.
     protein: Vec<u8>,
@@ -122,19 +122,19 @@ pub struct Scratch {
     reverse: Vec<u8>,
 }
 
-/// Calls `f` for every ORF of `chunk`, in the order of [`Frame::ALL`]. Frames with a stop codon and frames without a
+/// Calls `f` for every ORF of `window`, in the order of [`Frame::ALL`]. Frames with a stop codon and frames without a
 /// residue are skipped.
 ///
 /// The bases are encoded once, and the stop codons of all six frames are searched in that encoding with SIMD. Only
 /// frames without a stop codon are translated, and only the strands of such frames are built.
-pub fn orfs(chunk: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
-    scratch.code(chunk);
+pub fn orfs(window: &[u8], scratch: &mut OrfScratch, mut f: impl FnMut(Orf<'_>)) {
+    scratch.code(window);
     let stops = stops(&scratch.codons);
-    let Scratch { codons, dropped, protein, forward, reverse, .. } = scratch;
+    let OrfScratch { codons, dropped, protein, forward, reverse, .. } = scratch;
     forward.clear();
     reverse.clear();
     for frame in Frame::ALL {
-        let Some(first) = first_codon(frame, chunk.len()) else { continue };
+        let Some(first) = first_codon(frame, window.len()) else { continue };
         if stops[first % 3] & strand_bit(frame) != 0 {
             continue;
         }
@@ -143,8 +143,8 @@ pub fn orfs(chunk: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
             continue;
         }
         let strand = match frame.strand() {
-            '+' => spelled(forward, chunk, spell_forward),
-            _ => spelled(reverse, chunk, spell_reverse),
+            '+' => spelled(forward, window, spell_forward),
+            _ => spelled(reverse, window, spell_reverse),
         };
         let strand = &strand[frame.offset()..];
         let end = strand.len().min(3 * protein.len() + 1);
@@ -152,22 +152,21 @@ pub fn orfs(chunk: &[u8], scratch: &mut Scratch, mut f: impl FnMut(Orf<'_>)) {
     }
 }
 
-impl Scratch {
-    /// Sets `bases`, `codons` and `dropped` from `chunk`. The loops have no branches, so that the compiler vectorizes
+impl OrfScratch {
+    /// Sets `bases`, `codons` and `dropped` from `window`. The loops have no branches, so that the compiler vectorizes
     /// them.
-    fn code(&mut self, chunk: &[u8]) {
+    fn code(&mut self, window: &[u8]) {
         self.bases.clear();
-        self.bases.extend(chunk.iter().map(|&b| base(b)));
+        self.bases.extend(window.iter().map(|&b| base(b)));
         self.dropped = self.bases.iter().fold(0, |all, b| all | b) & OTHER != 0;
         self.bases.extend([OTHER; 2]);
         let codons = self.bases.iter().zip(&self.bases[1..]).zip(&self.bases[2..]);
-        let codon = |((a, b), c): ((&u8, &u8), &u8)| (a << 4 | b << 2 | c) & 0x3f | (a | b | c) & OTHER;
         self.codons.clear();
-        self.codons.extend(codons.map(codon));
+        self.codons.extend(codons.map(|((a, b), c)| (a << 4 | b << 2 | c) & 0x3f | (a | b | c) & OTHER));
     }
 }
 
-/// Returns the lowest forward-strand index of the three bases of the first codon of `frame`, or `None` if a chunk of
+/// Returns the lowest forward-strand index of the three bases of the first codon of `frame`, or `None` if a window of
 /// `bases` bases is too short for a codon. The other codons of the frame are multiples of three away.
 fn first_codon(frame: Frame, bases: usize) -> Option<usize> {
     match frame.strand() {
@@ -241,22 +240,22 @@ fn base(letter: u8) -> u8 {
     if known { code } else { OTHER }
 }
 
-/// Returns `strand`, after filling it from `chunk` with `spell` if it is empty.
-fn spelled<'a>(strand: &'a mut Vec<u8>, chunk: &[u8], spell: fn(&[u8], &mut Vec<u8>)) -> &'a [u8] {
+/// Returns `strand`, after filling it from `window` with `spell` if it is empty.
+fn spelled<'a>(strand: &'a mut Vec<u8>, window: &[u8], spell: fn(&[u8], &mut Vec<u8>)) -> &'a [u8] {
     if strand.is_empty() {
-        spell(chunk, strand);
+        spell(window, strand);
     }
     strand
 }
 
-fn spell_forward(chunk: &[u8], strand: &mut Vec<u8>) {
-    strand.extend(chunk.iter().map(u8::to_ascii_uppercase));
+fn spell_forward(window: &[u8], strand: &mut Vec<u8>) {
+    strand.extend(window.iter().map(u8::to_ascii_uppercase));
 }
 
-/// Fills `strand` with the reverse complement of `chunk` in upper case. Letters other than A, C, G, T are their own
+/// Fills `strand` with the reverse complement of `window` in upper case. Letters other than A, C, G, T are their own
 /// complement.
-fn spell_reverse(chunk: &[u8], strand: &mut Vec<u8>) {
-    let (rest, eights) = chunk.as_rchunks::<8>();
+fn spell_reverse(window: &[u8], strand: &mut Vec<u8>) {
+    let (rest, eights) = window.as_rchunks::<8>();
     // Reverses eight letters at a time by a byte swap, then complements in place: XOR with `A ^ T` swaps A and T, XOR
     // with `C ^ G` swaps C and G.
     strand.resize(8 * eights.len(), 0);
@@ -278,14 +277,14 @@ mod tests {
 
     use super::*;
 
-    /// Compares the ORFs of `chunk` with `expected`, a list of "frame protein/nucleotide".
-    fn check(chunk: &str, expected: &str) {
+    /// Compares the ORFs of `window` with `expected`, a list of "frame protein/nucleotide".
+    fn check(window: &str, expected: &str) {
         let mut found = Vec::new();
-        orfs(chunk.as_bytes(), &mut Scratch::default(), |o| {
+        orfs(window.as_bytes(), &mut OrfScratch::default(), |o| {
             let text = |b: &[u8]| String::from_utf8(b.to_vec()).unwrap();
             found.push(format!("{} {}/{}", o.frame.name(), text(o.protein), text(o.nucleotide)));
         });
-        assert_eq!(found.join(", "), expected, "{chunk}");
+        assert_eq!(found.join(", "), expected, "{window}");
     }
 
     #[test]
@@ -303,7 +302,7 @@ mod tests {
     #[test]
     fn a_dropped_codon_shortens_the_slice() {
         let mut found = None;
-        orfs(b"ATGNNNGCC", &mut Scratch::default(), |o| {
+        orfs(b"ATGNNNGCC", &mut OrfScratch::default(), |o| {
             if o.frame == Frame::F1 {
                 found = Some((o.protein.to_vec(), o.nucleotide.to_vec()));
             }
@@ -322,8 +321,8 @@ mod tests {
     }
 
     /// Reference implementation: builds both strands and translates each frame codon by codon.
-    fn by_the_letter(chunk: &[u8]) -> Vec<(Frame, Vec<u8>, Vec<u8>)> {
-        let forward: Vec<u8> = chunk.to_ascii_uppercase();
+    fn by_the_letter(window: &[u8]) -> Vec<(Frame, Vec<u8>, Vec<u8>)> {
+        let forward: Vec<u8> = window.to_ascii_uppercase();
         let complement = |b: &u8| match b {
             b'A' => b'T',
             b'C' => b'G',
@@ -350,15 +349,15 @@ mod tests {
         found
     }
 
-    fn check_by_the_letter(chunk: &[u8], scratch: &mut Scratch) {
+    fn check_by_the_letter(window: &[u8], scratch: &mut OrfScratch) {
         let mut found = Vec::new();
-        orfs(chunk, scratch, |o| found.push((o.frame, o.nucleotide.to_vec(), o.protein.to_vec())));
-        assert_eq!(found, by_the_letter(chunk), "{}", chunk.escape_ascii());
+        orfs(window, scratch, |o| found.push((o.frame, o.nucleotide.to_vec(), o.protein.to_vec())));
+        assert_eq!(found, by_the_letter(window), "{}", window.escape_ascii());
     }
 
     #[test]
     fn every_byte_is_what_the_definition_says() {
-        let mut scratch = Scratch::default();
+        let mut scratch = OrfScratch::default();
         for byte in 0..=255 {
             check_by_the_letter(&[byte, b'C', b'A', byte, byte, b'g', b'C', byte], &mut scratch);
             check_by_the_letter(&[byte; 10], &mut scratch);
@@ -367,7 +366,7 @@ mod tests {
 
     #[test]
     fn every_codon_on_every_frame() {
-        let mut scratch = Scratch::default();
+        let mut scratch = OrfScratch::default();
         let bases = b"ACGTN";
         for code in 0..125 {
             let codon = [code / 25, code / 5 % 5, code % 5].map(|i| bases[i]);
@@ -381,12 +380,12 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn any_chunks(
-            chunks in prop::collection::vec(prop::collection::vec(
+        fn any_windows(
+            windows in prop::collection::vec(prop::collection::vec(
                 prop::sample::select(b"AACCCCGGGGTTACGTACGTacgtNRU-".to_vec()), 0..120), 1..4),
         ) {
-            let mut scratch = Scratch::default();
-            chunks.iter().for_each(|chunk| check_by_the_letter(chunk, &mut scratch));
+            let mut scratch = OrfScratch::default();
+            windows.iter().for_each(|window| check_by_the_letter(window, &mut scratch));
         }
     }
 

@@ -7,7 +7,7 @@ use plimsoll_data::alphabet::{Alphabet, is_nucleotides, unknown_refusal};
 use plimsoll_data::ids::IdSet;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, is_name, written};
-use plimsoll_data::sequence::{Extent, Input, InputNote, Reader, Record};
+use plimsoll_data::sequence::{Input, InputExtent, InputNote, Reader, Record};
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::Tokenizer;
 use plimsoll_runtime::ordered::{JobSender, JobWorker, OrderedResults, start};
@@ -221,7 +221,7 @@ pub(super) struct InputOptions<'a> {
     pub(super) tokenizer: Tokenizer,
     pub(super) limits: SequenceLimits,
     /// Limits on the records of a pipe.
-    pub(super) most: Option<Extent>,
+    pub(super) most: Option<InputExtent>,
     pub(super) naming: Naming,
 }
 

@@ -25,7 +25,7 @@ pub use in_memory::{InMemoryOptions, embed_sequences};
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_data::pack::Order;
 pub use plimsoll_data::rows::ValueType;
-use plimsoll_data::sequence::{Extent, Input, Listing, Reader};
+use plimsoll_data::sequence::{Input, InputExtent, Listing, Reader};
 use plimsoll_data::weights::{HubEnv, Weights, WeightsError};
 
 use engine::{EmbedEngine, RowWriter};
@@ -394,7 +394,7 @@ fn run<R: FileRows>(
         let waiting = 8 * pipe_limits.longest / (batches(options) * LETTER);
         let longest =
             if limits.letters.is_some() { pipe_limits.longest } else { pipe_limits.longest.min(waiting) };
-        Extent { records, longest, ..pipe_limits }
+        InputExtent { records, longest, ..pipe_limits }
     });
     if let Some(pipe_limits) = &pipe_limits {
         (measured.longest_letters, measured.longest_name) = (pipe_limits.longest, pipe_limits.longest_name);
@@ -596,7 +596,7 @@ struct InputSource<'a> {
 
 impl InputSource<'_> {
     /// Opens all inputs for reading. `most` limits the records of a pipe.
-    fn open(self, most: Option<Extent>, naming: Naming) -> Result<SequencePipeline, RuntimeError> {
+    fn open(self, most: Option<InputExtent>, naming: Naming) -> Result<SequencePipeline, RuntimeError> {
         SequencePipeline::open(InputOptions {
             inputs: &self.options.inputs,
             per_input: matches!(self.options.output, EmbedDestination::PerInput { .. }),
@@ -681,7 +681,7 @@ struct InputMeasurements {
     /// Bytes of the longest name.
     longest_name: u64,
     /// Limits on the records of a pipe, from the memory budget.
-    pipe_limits: Option<Extent>,
+    pipe_limits: Option<InputExtent>,
     /// The files with their digests; `None` for a pipe.
     inputs: Option<Vec<Input>>,
     /// Sizes of the names of each result.

@@ -7,10 +7,11 @@ use super::journaled::{Committing, FileRows, NameSizes, ResultFacts};
 use super::states::LayerSelection;
 use super::{EmbedDestination, EmbedError, EmbedFormat, Pooling};
 use plimsoll_data::atomic::{AtomicFile, commit_together};
-use plimsoll_data::destination::Destination as Place;
+use plimsoll_data::destination::ResolvedPath as Place;
 use plimsoll_data::outputs::OutputGuard;
 use plimsoll_data::rows::{
-    Layout, NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsWriter, TableLayout, ValueType,
+    NpyWriter, NpzLayout, NpzWriter, ParquetWriter, SafetensorsLayout, SafetensorsWriter, TableLayout,
+    ValueType,
 };
 use plimsoll_data::sequence::stem;
 use plimsoll_data::{DataError, DataErrorKind};
@@ -393,8 +394,8 @@ impl ResultFiles {
             }
             EmbedFormat::Safetensors => {
                 let writer = match schema.states.safetensors() {
-                    Layout::Matrix => SafetensorsWriter::matrix(path, &row)?,
-                    Layout::TensorPerId => SafetensorsWriter::tensor_per_id(path, &row)?,
+                    SafetensorsLayout::Matrix => SafetensorsWriter::matrix(path, &row)?,
+                    SafetensorsLayout::TensorPerId => SafetensorsWriter::tensor_per_id(path, &row)?,
                 };
                 ResultWriter::Safetensors(Box::new(writer.with_values(schema.values)))
             }
@@ -402,8 +403,8 @@ impl ResultFiles {
                 let layout = TableLayout {
                     columns: schema.states.columns(),
                     width: schema.width,
-                    values: schema.values,
-                    tokens: schema.states.pool == Pooling::Tokens,
+                    value_type: schema.values,
+                    by_token: schema.states.pool == Pooling::Tokens,
                 };
                 let metadata = texts(metadata);
                 let metadata: Vec<(&str, &str)> = metadata.iter().map(|(k, v)| (*k, v.as_str())).collect();
@@ -422,7 +423,7 @@ impl ResultFiles {
             }
             ResultWriter::Npz(writer) => writer.write(id, length, values)?,
             ResultWriter::Safetensors(writer) => writer.write(id, values)?,
-            ResultWriter::Parquet(writer) => writer.row(id, length, values)?,
+            ResultWriter::Parquet(writer) => writer.write_sequence(id, length, values)?,
         }
         Ok(())
     }

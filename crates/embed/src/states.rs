@@ -3,7 +3,7 @@
 
 use super::Pooling;
 use crate::EmbedError;
-use plimsoll_data::rows::Layout;
+use plimsoll_data::rows::SafetensorsLayout;
 use plimsoll_models::Output;
 
 /// The requested layers and their pooling.
@@ -60,10 +60,10 @@ impl LayerSelection {
     }
 
     /// Which tensors a safetensors file has.
-    pub(super) fn safetensors(&self) -> Layout {
+    pub(super) fn safetensors(&self) -> SafetensorsLayout {
         match self.pool {
-            Pooling::Mean | Pooling::Cls | Pooling::Last => Layout::Matrix,
-            Pooling::Tokens => Layout::TensorPerId,
+            Pooling::Mean | Pooling::Cls | Pooling::Last => SafetensorsLayout::Matrix,
+            Pooling::Tokens => SafetensorsLayout::TensorPerId,
         }
     }
 }

@@ -22,10 +22,11 @@ use plimsoll_runtime::RuntimeError;
 use plimsoll_setting::Setting;
 use plimsoll_train::history;
 use plimsoll_virus::output::FILES;
-use results::Results;
+use results::ResultsFolder;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use survey::{PredictionRow, Survey};
+use survey::{OverviewStatistics, PredictionRow};
+use track::RecordTrack;
 
 /// Number of records that the overview lists by score.
 const NAMES: usize = 12;
@@ -34,38 +35,38 @@ const TRACKS: usize = 3;
 
 /// File format of a picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum PictureFormat {
     /// Vector graphics, for papers and editors.
     Svg,
     /// Pixels, for slides and web pages.
     Png,
 }
 
-impl Format {
+impl PictureFormat {
     /// All formats.
-    pub const ALL: [Format; 2] = [Format::Svg, Format::Png];
+    pub const ALL: [PictureFormat; 2] = [PictureFormat::Svg, PictureFormat::Png];
 
     /// File name suffix of the format.
     pub fn suffix(self) -> &'static str {
         match self {
-            Format::Svg => "svg",
-            Format::Png => "png",
+            PictureFormat::Svg => "svg",
+            PictureFormat::Png => "png",
         }
     }
 }
 
 /// Destination of pictures.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
+pub enum PictureOutput {
     /// One file with one picture: the overview, the requested record, or the charts of training runs.
-    File(PathBuf, Format),
+    File(PathBuf, PictureFormat),
     /// A folder for the overview and every requested record, or for the pictures of training runs, in each of the formats.
-    Folder(PathBuf, Vec<Format>),
+    Folder(PathBuf, Vec<PictureFormat>),
 }
 
 /// Options of [`plot()`].
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct PlotOptions {
     /// The folder that `predict` wrote, or a folder of results of VirNucPro; or the folders of training runs.
     pub results: Vec<PathBuf>,
     /// Ids of the records of a prediction to draw, as in `predictions.tsv`.
@@ -75,7 +76,7 @@ pub struct Options {
     /// Whether the charts of training runs for which it is suitable have a logarithmic axis.
     pub log: bool,
     /// Destination of the pictures.
-    pub output: Output,
+    pub output: PictureOutput,
     /// Width of a picture in millimetres.
     pub width: f64,
     /// Resolution of PNG files in pixels per inch.
@@ -108,14 +109,14 @@ struct Picture {
 /// - [`PlotError::NoSuchRecord`]: a requested record is not in the results.
 /// - [`PlotError::Runtime`]: a table cannot be read, or a picture cannot be written: it is a table that is read, or it
 ///   exists and `force` is not set.
-pub fn plot(options: &Options) -> Result<Vec<PathBuf>, PlotError> {
+pub fn plot(options: &PlotOptions) -> Result<Vec<PathBuf>, PlotError> {
     let is_training = history::are_training_runs(&options.results).map_err(PlotError::Mixture)?;
-    let pictures = if is_training { training::pictures(options)? } else { of_prediction(options)? };
+    let pictures = if is_training { training::pictures(options)? } else { prediction_pictures(options)? };
     write(&pictures, options)
 }
 
 /// The pictures of a prediction.
-fn of_prediction(options: &Options) -> Result<Vec<Picture>, PlotError> {
+fn prediction_pictures(options: &PlotOptions) -> Result<Vec<Picture>, PlotError> {
     let setting =
         if options.log { Some(Setting::Log) } else { (!options.series.is_empty()).then_some(Setting::Series) };
     let [folder] = &options.results[..] else { return Err(PlotError::SeveralPredictions) };
@@ -123,27 +124,31 @@ fn of_prediction(options: &Options) -> Result<Vec<Picture>, PlotError> {
     if let Some(setting) = setting.filter(|_| folder.exists()) {
         return Err(PlotError::OfTraining { setting, folder: folder.clone() });
     }
-    let results = Results::open(folder)?;
-    let (mut survey, asked) = look(&results, &options.records)?;
-    let with_overview = matches!(options.output, Output::Folder(..)) || options.records.is_empty();
+    let results = ResultsFolder::open(folder)?;
+    let (mut survey, requested) = scan_records(&results, &options.records)?;
+    let with_overview = matches!(options.output, PictureOutput::Folder(..)) || options.records.is_empty();
     let leading = if with_overview { survey.leading.entries.clone() } else { vec![] };
-    let mut chosen: Vec<PredictionRow> = leading.iter().chain(&asked).cloned().collect();
+    let mut chosen: Vec<PredictionRow> = leading.iter().chain(&requested).cloned().collect();
     chosen.sort_by_key(|entry| entry.ordinal);
     chosen.dedup_by_key(|entry| entry.ordinal);
     let tracks = results.tracks(&chosen, &mut survey)?;
-    let track = |entry: &PredictionRow| tracks.iter().find(|track| track.entry.ordinal == entry.ordinal);
     let width = options.width * svg::POINTS;
     let mut pictures = vec![];
     if with_overview {
-        let leading: Vec<_> = leading.iter().filter_map(track).cloned().collect();
+        let leading: Vec<_> = leading.iter().filter_map(|entry| track_of(entry, &tracks)).cloned().collect();
         let scene = draw::overview(&survey, &leading, &results.about, width);
         pictures.push(Picture { name: "overview".to_owned(), scene });
     }
-    let names = names::of_files(asked.iter().map(|entry| entry.id.as_str()));
-    for (track, name) in asked.iter().filter_map(track).zip(names) {
+    let names = names::file_names(requested.iter().map(|entry| entry.id.as_str()));
+    for (track, name) in requested.iter().filter_map(|entry| track_of(entry, &tracks)).zip(names) {
         pictures.push(Picture { name, scene: draw::record(track, &results.about, width) });
     }
     Ok(pictures)
+}
+
+/// The track of a record, found by its row number, because an id may occur in several rows.
+fn track_of<'a>(record: &PredictionRow, tracks: &'a [RecordTrack]) -> Option<&'a RecordTrack> {
+    tracks.iter().find(|track| track.entry.ordinal == record.ordinal)
 }
 
 /// Scans all records; returns their statistics and the records with the requested ids, in the order of `ids`. A record
@@ -151,8 +156,11 @@ fn of_prediction(options: &Options) -> Result<Vec<Picture>, PlotError> {
 ///
 /// # Errors
 /// [`PlotError::NoSuchRecord`] for the first id without a record; results that cannot be read.
-fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>), PlotError> {
-    let mut survey = Survey::new(NAMES, TRACKS);
+fn scan_records(
+    results: &ResultsFolder,
+    ids: &[String],
+) -> Result<(OverviewStatistics, Vec<PredictionRow>), PlotError> {
+    let mut survey = OverviewStatistics::new(NAMES, TRACKS);
     let mut found: Vec<Vec<PredictionRow>> = vec![vec![]; ids.len()];
     results.records(|entry| {
         survey.add(entry);
@@ -169,7 +177,9 @@ fn look(results: &Results, ids: &[String]) -> Result<(Survey, Vec<PredictionRow>
     if let Some((id, _)) = missing {
         let mut nearest = names::Nearest::new(id);
         results.records(|entry| nearest.offer(&entry.id))?;
-        let (id, folder, nearest) = (id.to_string(), results.folder.clone(), nearest.hint());
+        let id = id.to_string();
+        let folder = results.folder.clone();
+        let nearest = nearest.hint();
         return Err(PlotError::NoSuchRecord { id, folder, nearest });
     }
     Ok((survey, found.into_iter().flatten().collect()))
@@ -181,26 +191,26 @@ fn results_read(folders: &[PathBuf]) -> InputFiles {
 }
 
 /// Writes the pictures. Encodes all of them and checks all destinations before the first write.
-fn write(pictures: &[Picture], options: &Options) -> Result<Vec<PathBuf>, PlotError> {
+fn write(pictures: &[Picture], options: &PlotOptions) -> Result<Vec<PathBuf>, PlotError> {
     let mut guard = OutputGuard::new(results_read(&options.results), options.force);
     let mut files: Vec<(PathBuf, Vec<u8>)> = vec![];
     for Picture { name, scene } in pictures {
-        let places: Vec<(PathBuf, Format)> = match &options.output {
-            Output::File(path, format) => vec![(path.clone(), *format)],
-            Output::Folder(folder, formats) => {
+        let places: Vec<(PathBuf, PictureFormat)> = match &options.output {
+            PictureOutput::File(path, format) => vec![(path.clone(), *format)],
+            PictureOutput::Folder(folder, formats) => {
                 formats.iter().map(|f| (folder.join(format!("{name}.{}", f.suffix())), *f)).collect()
             }
         };
         for (path, format) in places {
             guard.file(&path)?;
             let bytes = match format {
-                Format::Svg => svg::write(scene).into_bytes(),
-                Format::Png => png::write(scene, options.dpi).map_err(RuntimeError::io(&path))?,
+                PictureFormat::Svg => svg::write(scene).into_bytes(),
+                PictureFormat::Png => png::write(scene, options.dpi).map_err(RuntimeError::io(&path))?,
             };
             files.push((path, bytes));
         }
     }
-    if let Output::Folder(folder, _) = &options.output {
+    if let PictureOutput::Folder(folder, _) = &options.output {
         std::fs::create_dir_all(folder).map_err(RuntimeError::io(folder))?;
     }
     for (path, bytes) in &files {

@@ -16,22 +16,29 @@ const COMPARED: usize = 64;
 const HINTS: usize = 3;
 
 /// A distinct file name, without extension, for each id, in order.
-pub fn of_files<'a>(ids: impl Iterator<Item = &'a str>) -> Vec<String> {
+pub fn file_names<'a>(ids: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut taken = HashSet::new();
-    let free = |taken: &mut HashSet<String>, id: &str| {
-        let name = of_file(id);
+    let mut names = vec![];
+    for id in ids {
+        let name = file_name(id);
         let numbered = (2..).map(|number| format!("{name}-{number}"));
-        let mut names = std::iter::once(name.clone()).chain(numbered);
-        names.find(|name| taken.insert(name.to_lowercase())).unwrap_or(name)
-    };
-    ids.map(|id| free(&mut taken, id)).collect()
+        let mut candidates = std::iter::once(name.clone()).chain(numbered);
+        names.push(candidates.find(|name| taken.insert(name.to_lowercase())).unwrap_or(name));
+    }
+    names
 }
 
 /// File name of an id. Other characters are replaced and long ids are cut; a digest of the id then
 /// distinguishes names that would be equal.
-fn of_file(id: &str) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '_' | '-');
-    let shown: String = id.chars().take(SHOWN).map(|letter| if plain(letter) { letter } else { '_' }).collect();
+fn file_name(id: &str) -> String {
+    let shown: String = id
+        .chars()
+        .take(SHOWN)
+        .map(|letter| match letter {
+            'a'..='z' | 'A'..='Z' | '0'..='9' | '.' | '_' | '-' => letter,
+            _ => '_',
+        })
+        .collect();
     if shown == id {
         return format!("record_{shown}");
     }
@@ -68,9 +75,10 @@ impl Nearest {
     /// The end of an error message that lists the nearest ids.
     pub fn hint(&self) -> String {
         let names: Vec<String> = self.found.iter().map(|(_, id)| format!("`{}`", cut(id))).collect();
-        match names.is_empty() {
-            true => "; predictions.tsv lists none".to_owned(),
-            false => format!("; the nearest ids in predictions.tsv: {}", names.join(", ")),
+        if names.is_empty() {
+            "; predictions.tsv lists none".to_owned()
+        } else {
+            format!("; the nearest ids in predictions.tsv: {}", names.join(", "))
         }
     }
 }
@@ -97,7 +105,7 @@ mod tests {
         let long = "x".repeat(1000);
         let ids =
             ["NC_1.1", "a/b", "a_b", "A_B", "../../etc", "<script>", "", "a/b", "日本", &long, "con", "."];
-        let names = of_files(ids.into_iter());
+        let names = file_names(ids.into_iter());
         assert_eq!(names[0], "record_NC_1.1");
         assert_eq!(names[2..4], ["record_a_b", "record_A_B-2"]);
         assert!(names[1].starts_with("record_a_b-") && names[7] == format!("{}-2", names[1]));

@@ -1,30 +1,33 @@
 //! Reads a folder of results of VirNucPro's models or of a caller. Invariant: every row is checked, and tables that
 //! contradict each other or their run record are an error with path and line; predictions are not recomputed.
 
-use super::survey::{CALLS, PredictionRow, Survey};
-use super::track::{Track, Window};
-use super::virnucpro::{self, VirNucProResults};
+use super::survey::{CALLS, OverviewStatistics, PredictionRow};
+use super::track::{RecordTrack, TrackWindow};
+use super::virnucpro::{self, VirNucProFolder};
 use crate::PlotError;
-use plimsoll_data::DataError;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
+use plimsoll_data::{DataError, bounded};
+use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
-use plimsoll_virus::output::reader::{
-    RecordTables, ResultFolder, ResultFolderError, share_or_missing, window_bases,
-};
-use plimsoll_virus::output::{Call, PREDICTIONS, is_row_of};
+use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, is_of};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
+const PREDICTIONS: &str = "predictions.tsv";
+const WINDOWS: &str = "windows.tsv";
 const FRAMES: &str = "prediction_results.txt";
 
-const OF_A_RECORD: [&str; 7] =
+const RECORD_COLUMNS: [&str; 7] =
     ["seq_name", "length", "n_windows", "n_scored", "n_virus", "virus_score", "prediction"];
-const OF_A_WINDOW: [&str; 9] =
+const WINDOW_COLUMNS: [&str; 9] =
     ["seq_name", "window", "start", "end", "n_orfs", "best_frame", "score_other", "score_virus", "prediction"];
-const OF_A_CALLED_RECORD: [&str; 5] = ["seq_name", "length", "n_windows", "virus_score", "prediction"];
-const OF_A_CALLED_WINDOW: [&str; 4] = ["seq_name", "start", "end", "virus_score"];
-const OF_A_FRAME: [&str; 3] = ["Sequence_ID", "score1", "score2"];
+const CALLED_RECORD_COLUMNS: [&str; 5] = ["seq_name", "length", "n_windows", "virus_score", "prediction"];
+const CALLED_WINDOW_COLUMNS: [&str; 4] = ["seq_name", "start", "end", "virus_score"];
+const FRAME_COLUMNS: [&str; 3] = ["Sequence_ID", "score1", "score2"];
+
+/// Maximum size of run.json in bytes.
+const LONGEST_RECORD: u64 = 16 << 20;
 
 /// Properties of the run that pictures show.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,134 +48,180 @@ pub struct About {
 }
 
 /// A folder of results.
-pub struct Results {
+pub struct ResultsFolder {
     /// Path of the folder.
     pub folder: PathBuf,
     /// Properties of the run.
     pub about: About,
-    source: Source,
+    source: ResultsSource,
 }
 
 /// Program that wrote the results.
-enum Source {
+enum ResultsSource {
     /// `predict`.
-    Ours(ResultFolder),
+    Ours(TableFacts),
     /// VirNucPro or virnucpro-broad.
-    Original(VirNucProResults),
+    Original(VirNucProFolder),
 }
 
-impl Results {
+/// Sizes of the tables of `predict`, as the run record states them.
+#[derive(Clone, Copy)]
+pub(super) struct TableFacts {
+    /// Number of rows of `predictions.tsv`.
+    records: u64,
+    /// Number of rows of `windows.tsv`.
+    windows: u64,
+    regions: RegionFacts,
+}
+
+impl ResultsFolder {
     /// Opens the folder by its run record, which means that the results are complete.
     pub fn open(folder: &Path) -> Result<Self, PlotError> {
-        let path = ResultFolder::run_record(folder);
+        let path = folder.join(RUN_RECORD);
         if !path.is_file() {
             // `predict` writes its run record last: tables without a run record belong to an interrupted
             // run.
             if !folder.join(PREDICTIONS).exists()
                 && let Some(tables) = virnucpro::tables_in(folder)?
             {
-                let original = VirNucProResults::open(&tables)?;
-                let (about, source) = (original.about.clone(), Source::Original(original));
-                return Ok(Results { folder: folder.to_owned(), about, source });
+                let original = VirNucProFolder::open(&tables)?;
+                let about = original.about.clone();
+                let source = ResultsSource::Original(original);
+                return Ok(ResultsFolder { folder: folder.to_owned(), about, source });
             }
-            let (is_missing, folder) = (!folder.exists(), folder.to_owned());
-            return Err(match is_missing {
-                true => PlotError::NoFolder { folder },
-                false => PlotError::NoResult { folder },
+            let is_missing = !folder.exists();
+            let folder = folder.to_owned();
+            return Err(if is_missing {
+                PlotError::NoFolder { folder }
+            } else {
+                PlotError::NoResult { folder }
             });
         }
-        let opened = ResultFolder::open(folder).map_err(|error| match error {
-            ResultFolderError::NoFolder => PlotError::NoFolder { folder: folder.to_owned() },
-            ResultFolderError::NoRunRecord => PlotError::NoResult { folder: folder.to_owned() },
-            ResultFolderError::NotJson => PlotError::NotARunRecord { path: path.clone(), missing: "JSON" },
-            ResultFolderError::Unreadable(error) => error.into(),
-        })?;
-        let about = about(&opened.run).map_err(|missing| PlotError::NotARunRecord { path, missing })?;
-        Ok(Results { folder: folder.to_owned(), about, source: Source::Ours(opened) })
+        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(RuntimeError::io(&path))?;
+        let record: Option<Value> = serde_json::from_str(&text).ok();
+        let (about, counts) = record
+            .as_ref()
+            .ok_or("JSON")
+            .and_then(about)
+            .map_err(|missing| PlotError::NotARunRecord { path: path.clone(), missing })?;
+        Ok(ResultsFolder { folder: folder.to_owned(), about, source: ResultsSource::Ours(counts) })
     }
 
     /// Calls `see` for every record, in order.
     pub fn records(&self, mut see: impl FnMut(&PredictionRow)) -> Result<(), DataError> {
-        let folder = match &self.source {
-            Source::Ours(folder) => folder,
-            Source::Original(original) => {
+        let facts = match &self.source {
+            ResultsSource::Ours(facts) => facts,
+            ResultsSource::Original(original) => {
                 original.records(see);
                 return Ok(());
             }
         };
-        let mut rows = RecordRows::open(folder, self.about.by_strand)?;
+        let mut rows = RecordRows::open(self, facts.regions)?;
         let mut count = 0;
         while let Some(entry) = rows.next(count)? {
             see(&entry);
             count += 1;
         }
-        rows.tables.finish(count, folder)
+        check_row_count(&rows.finish()?, count, facts.records)
     }
 
     /// Returns the windows of the `chosen` records, which must be sorted by ordinal, and adds the scores of all
     /// windows to `survey`.
-    pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Result<Vec<Track>, DataError> {
-        let folder = match &self.source {
-            Source::Ours(folder) => folder,
-            Source::Original(original) => return Ok(original.tracks(chosen, survey)),
+    pub fn tracks(
+        &self,
+        chosen: &[PredictionRow],
+        survey: &mut OverviewStatistics,
+    ) -> Result<Vec<RecordTrack>, DataError> {
+        let facts = match &self.source {
+            ResultsSource::Ours(facts) => facts,
+            ResultsSource::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
-        let mut records = RecordRows::open(folder, self.about.by_strand)?;
-        let mut windows = WindowRows::open(folder, self.about.by_strand)?;
-        let mut tracks: Vec<Track> = vec![];
-        let (mut ordinal, mut count) = (0, 0);
+        let mut records = RecordRows::open(self, facts.regions)?;
+        let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
+        let mut tracks: Vec<RecordTrack> = vec![];
+        let mut ordinal = 0;
+        let mut count = 0;
         while let Some(mut record) = records.next(ordinal)? {
             let wanted = chosen.get(tracks.len()).is_some_and(|next| next.ordinal == ordinal);
-            let mut kept = vec![];
-            let mut place = Place::default();
+            let mut drawn = vec![];
+            let mut cursor = RecordCursor::default();
             for number in 1..=record.windows {
-                let window = windows.next(&record, number, &mut place, wanted)?;
+                let window = windows.next(&record, number, &mut cursor, wanted)?;
                 if let Some(score) = window.score {
                     survey.window_scores.add(score, window.call);
                 }
                 if wanted {
-                    kept.push(window);
+                    drawn.push(window);
                 }
             }
             count += record.windows;
             ordinal += 1;
             if wanted {
                 if !self.about.by_strand {
-                    record.scored = kept.iter().filter(|window| window.score.is_some()).count() as u64;
+                    record.scored = drawn.iter().filter(|window| window.score.is_some()).count() as u64;
                 }
-                if let Some(regions) = &records.tables.regions {
-                    regions.place_second_mate(place.before, record.length, &mut record.regions)?;
+                if let Some(regions) = &records.regions {
+                    regions.place_second_mate(cursor.before, record.length, &mut record.regions)?;
                 }
-                tracks.push(Track { entry: record, windows: kept, every_frame: windows.has_every_frame() });
+                tracks.push(RecordTrack {
+                    entry: record,
+                    windows: drawn,
+                    every_frame: windows.has_every_frame(),
+                });
             }
         }
-        folder.check_window_count(windows.finish()?, count)?;
+        check_row_count(windows.finish()?, count, facts.windows)?;
         Ok(tracks)
     }
 }
 
+/// Checks the number of rows of a table, which detects truncation between two rows.
+fn check_row_count(table: &TableReader, found: u64, expected: u64) -> Result<(), DataError> {
+    if found == expected {
+        return Ok(());
+    }
+    let text = format!(
+        "{found} rows, {RUN_RECORD} says {expected}; the table is incomplete or belongs to \
+        another run"
+    );
+    Err(table.error(text))
+}
+
 /// Readers of the table of records, and of that of regions if there is one.
 struct RecordRows {
-    tables: RecordTables,
+    records: TableReader,
+    regions: Option<RegionReader>,
     by_strand: bool,
 }
 
 impl RecordRows {
-    fn open(folder: &ResultFolder, by_strand: bool) -> Result<Self, DataError> {
-        let columns = if by_strand { &OF_A_RECORD[..] } else { &OF_A_CALLED_RECORD[..] };
-        Ok(Self { tables: folder.records(columns)?, by_strand })
+    fn open(results: &ResultsFolder, facts: RegionFacts) -> Result<Self, DataError> {
+        let folder = &results.folder;
+        let by_strand = results.about.by_strand;
+        let columns = if by_strand { &RECORD_COLUMNS[..] } else { &CALLED_RECORD_COLUMNS[..] };
+        let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
+        let regions = RegionReader::open(folder, facts)?;
+        Ok(Self { records, regions, by_strand })
     }
 
     /// Reads the next record, which is row `ordinal`, and its regions.
     fn next(&mut self, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
-        let row = match self.by_strand {
-            true => self.tables.records.next(|cells| entry(ordinal, cells))?,
-            false => self.tables.records.next(|cells| called_entry(ordinal, cells))?,
+        let row = if self.by_strand {
+            self.records.next(|cells| entry(ordinal, cells))?
+        } else {
+            self.records.next(|cells| called_entry(ordinal, cells))?
         };
         let Some(mut row) = row else { return Ok(None) };
-        if let Some(regions) = &mut self.tables.regions {
+        if let Some(regions) = &mut self.regions {
             regions.take(&row.id, row.length, &mut row.regions)?;
         }
         Ok(Some(row))
+    }
+
+    /// Checks that no region is left; returns the table of records.
+    fn finish(self) -> Result<TableReader, DataError> {
+        self.regions.as_ref().map_or(Ok(()), RegionReader::expect_end)?;
+        Ok(self.records)
     }
 }
 
@@ -185,25 +234,26 @@ enum WindowRows {
 }
 
 impl WindowRows {
-    fn open(folder: &ResultFolder, by_strand: bool) -> Result<Self, DataError> {
+    fn open(folder: &Path, by_strand: bool) -> Result<Self, DataError> {
+        let path = folder.join(WINDOWS);
         if !by_strand {
-            return Ok(Self::Called(folder.windows(&OF_A_CALLED_WINDOW)?));
+            return Ok(Self::Called(TableReader::open(&path, &CALLED_WINDOW_COLUMNS)?));
         }
-        let windows = folder.windows(&OF_A_WINDOW)?;
-        let frames = folder.path.join(FRAMES);
-        let frames = frames.exists().then(|| TableReader::open(&frames, &OF_A_FRAME)).transpose()?;
+        let windows = TableReader::open(&path, &WINDOW_COLUMNS)?;
+        let frames = folder.join(FRAMES);
+        let frames = frames.exists().then(|| TableReader::open(&frames, &FRAME_COLUMNS)).transpose()?;
         Ok(Self::ByStrand { windows, frames })
     }
 
-    /// Reads window `number` of a record, with the scores of its strands if it is `wanted`. `place` is where the
-    /// record's window before it ended.
+    /// Reads window `number` of a record, with the scores of its strands if it is `wanted`. `cursor` is at the end
+    /// of the record's window before it.
     fn next(
         &mut self,
         record: &PredictionRow,
         number: u64,
-        place: &mut Place,
+        cursor: &mut RecordCursor,
         wanted: bool,
-    ) -> Result<Window, DataError> {
+    ) -> Result<TrackWindow, DataError> {
         match self {
             Self::ByStrand { windows, frames } => {
                 let row = windows.next(|cells| window(record, number, cells))?;
@@ -216,7 +266,7 @@ impl WindowRows {
                 Ok(window)
             }
             Self::Called(windows) => {
-                let row = windows.next(|cells| called_window(record, place, cells))?;
+                let row = windows.next(|cells| called_window(record, cursor, cells))?;
                 row.ok_or_else(|| windows.ends_early())
             }
         }
@@ -244,37 +294,40 @@ impl WindowRows {
 }
 
 /// Reads a run record. `Err` names a missing key.
-pub(super) fn about(record: &Value) -> Result<About, &'static str> {
-    let number = |value: &Value, name| value.as_u64().ok_or(name);
-    let (parameters, counts) = (&record["identity"]["parameters"], &record["counts"]);
-    let name = |path: &Value| {
-        let path = Path::new(path.as_str()?);
-        Some(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
-    };
+pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str> {
+    let parameters = &record["identity"]["parameters"];
+    let counts = &record["counts"];
     let made_by = format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?);
     let by_strand = !record["models"]["caller"].is_string();
-    let threshold = match by_strand {
-        true => Some(parameters["threshold"].as_f64().ok_or("`threshold`")? as f32),
-        false => {
-            let named = parameters["calling"]["threshold"].as_str().and_then(Threshold::of_name);
-            match named.ok_or("`calling.threshold`")? {
-                Threshold::Preset(_) => None,
-                Threshold::Score(score) => Some(score as f32),
-            }
+    let threshold = if by_strand {
+        Some(parameters["threshold"].as_f64().ok_or("`threshold`")? as f32)
+    } else {
+        let named = parameters["calling"]["threshold"].as_str().and_then(Threshold::of_name);
+        match named.ok_or("`calling.threshold`")? {
+            Threshold::Preset(_) => None,
+            Threshold::Score(score) => Some(score as f32),
         }
     };
     let about = About {
         made_by,
-        inputs: record["inputs"].as_array().ok_or("`inputs`")?.iter().filter_map(name).collect(),
+        inputs: record["inputs"].as_array().ok_or("`inputs`")?.iter().filter_map(file_name).collect(),
         trained: record["models"]["trained"].as_bool().ok_or("`models.trained`")?,
         threshold,
         by_strand,
-        length: number(&parameters["length"], "`length`")?,
+        length: parameters["length"].as_u64().ok_or("`length`")?,
     };
-    // The tables are checked against these numbers.
-    number(&counts["records"], "`counts.records`")?;
-    number(&counts["windows"], "`counts.windows`")?;
-    Ok(about)
+    let counts = TableFacts {
+        records: counts["records"].as_u64().ok_or("`counts.records`")?,
+        windows: counts["windows"].as_u64().ok_or("`counts.windows`")?,
+        regions: RegionFacts::of_run(record),
+    };
+    Ok((about, counts))
+}
+
+/// The last part of a path in the run record.
+fn file_name(path: &Value) -> Option<String> {
+    let path = Path::new(path.as_str()?);
+    Some(path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned())
 }
 
 /// Parses a record and checks that its columns are consistent.
@@ -287,7 +340,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
         windows: whole("n_windows", windows)?,
         scored: whole("n_scored", scored)?,
         virus: known(virus).map(|text| whole("n_virus", text)).transpose()?,
-        score: share_or_missing("virus_score", score)?,
+        score: known(score).map(|text| share("virus_score", text)).transpose()?,
         call: called(call)?,
         regions: vec![],
     };
@@ -302,12 +355,12 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
     Ok(entry)
 }
 
-/// Parses a row of a caller's `predictions.tsv`. It does not say how many windows have a score: [`Results::tracks`] counts
+/// Parses a row of a caller's `predictions.tsv`. It does not say how many windows have a score: [`ResultsFolder::tracks`] counts
 /// them where they are drawn.
 fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String> {
     let [id, length, windows, score, call] = cells;
     let windows = whole("n_windows", windows)?;
-    let score = share_or_missing("virus_score", score)?;
+    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
     let call = called(call)?;
     if score.is_none() && matches!(call, Call::Virus | Call::Other) {
         return Err("the columns contradict each other: virus_score, prediction".to_owned());
@@ -325,10 +378,10 @@ fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String>
     })
 }
 
-/// Where the last window of a record ended. The mates of a pair are drawn one after the other, so the positions of the second
-/// continue those of the first.
+/// End of the last window of a record that was read. The mates of a pair are drawn one after the other, so the positions of
+/// the second continue those of the first.
 #[derive(Default)]
-struct Place {
+struct RecordCursor {
     /// Sequence of the last window.
     sequence: String,
     /// Bases of the sequences before it.
@@ -338,27 +391,32 @@ struct Place {
 }
 
 /// Parses a window of the results of a caller.
-fn called_window(record: &PredictionRow, place: &mut Place, cells: [&str; 4]) -> Result<Window, String> {
+fn called_window(
+    record: &PredictionRow,
+    cursor: &mut RecordCursor,
+    cells: [&str; 4],
+) -> Result<TrackWindow, String> {
     let [id, start, end, score] = cells;
-    if id != place.sequence {
-        if !is_row_of(id, &record.id, true) {
+    if id != cursor.sequence {
+        if !is_of(id, &record.id, true) {
             return Err(other_run("a window", record));
         }
-        *place = Place { sequence: id.to_owned(), before: place.end, end: place.end };
+        *cursor = RecordCursor { sequence: id.to_owned(), before: cursor.end, end: cursor.end };
     }
-    let (start, end) = (whole("start", start)?, whole("end", end)?);
-    let in_record = place.before.checked_add(end).filter(|&end| end <= record.length);
+    let start = whole("start", start)?;
+    let end = whole("end", end)?;
+    let in_record = cursor.before.checked_add(end).filter(|&end| end <= record.length);
     let Some(last) = in_record.filter(|_| start > 0 && end >= start) else {
         return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
     };
-    place.end = last;
-    let score = share_or_missing("virus_score", score)?;
+    cursor.end = last;
+    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
     let call = match score {
         Some(score) if score >= 0.5 => Call::Virus,
         Some(_) => Call::Other,
         None => Call::NoCall,
     };
-    Ok(Window { start: place.before + start - 1, end: last, score, call, strands: [None; 2] })
+    Ok(TrackWindow { start: cursor.before + start - 1, end: last, score, call, strands: [None; 2] })
 }
 
 /// The error for a row of `windows.tsv` that is not `what` of the record.
@@ -370,20 +428,25 @@ fn other_run(what: &str, record: &PredictionRow) -> String {
 }
 
 /// Parses a window and its number of open reading frames.
-fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Window, u64), String> {
+fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(TrackWindow, u64), String> {
     let [id, window, start, end, orfs, frame, other, virus, call] = cells;
     if id != record.id || whole("window", window)? != number {
         return Err(other_run(&format!("window {number}"), record));
     }
-    let [start, end] = window_bases(start, end, record.length)?;
+    let start = whole("start", start)?;
+    let end = whole("end", end)?;
+    if start == 0 || end < start || end > record.length {
+        return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
+    }
     let score = match (known(other), known(virus)) {
         (Some(other), Some(virus)) => {
-            Some(of_virus(share("score_other", other)?, share("score_virus", virus)?)?)
+            Some(virus_score(share("score_other", other)?, share("score_virus", virus)?)?)
         }
         (None, None) => None,
         (Some(_), None) | (None, Some(_)) => return Err("one score without the other".to_owned()),
     };
-    let (call, orfs) = (called(call)?, whole("n_orfs", orfs)?);
+    let call = called(call)?;
+    let orfs = whole("n_orfs", orfs)?;
     let is_scored = orfs > 0 && call != Call::Untrained;
     if score.is_some() != is_scored || (orfs == 0) != (call == Call::NoCall) {
         return Err("the columns contradict each other: n_orfs, scores, prediction".to_owned());
@@ -392,7 +455,7 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Wind
     if score.is_some() {
         strands[strand(frame).ok_or_else(|| format!("best_frame is `{frame}`, expected F1 to R3"))?] = score;
     }
-    Ok((Window { start: start - 1, end, score, call, strands }, orfs))
+    Ok((TrackWindow { start: start - 1, end, score, call, strands }, orfs))
 }
 
 /// Score of each strand of a window, computed from the open reading frames of the strand as the score of the
@@ -415,11 +478,12 @@ fn strands(
         let so_far = maxima[strand].unwrap_or(scores);
         maxima[strand] = Some([so_far[0].max(scores[0]), so_far[1].max(scores[1])]);
     }
-    let score = |maxima: Option<[f64; 2]>| {
-        let score = maxima.map(|[other, virus]| of_virus(other, virus)).transpose();
-        score.map_err(|what| frames.error(what))
-    };
-    Ok([score(maxima[0])?, score(maxima[1])?])
+    let mut scores = [None; 2];
+    for (score, maxima) in scores.iter_mut().zip(maxima) {
+        let of_strand = maxima.map(|[other, virus]| virus_score(other, virus)).transpose();
+        *score = of_strand.map_err(|what| frames.error(what))?;
+    }
+    Ok(scores)
 }
 
 /// Strand of a reading frame: 0 for forward, 1 for reverse.
@@ -430,7 +494,7 @@ fn strand(frame: &str) -> Option<usize> {
 
 /// Score of a window as `predict` defines it: max P(virus) / (max P(others) + max P(virus)). `Err` if both are
 /// 0.
-fn of_virus(other: f64, virus: f64) -> Result<f64, String> {
+fn virus_score(other: f64, virus: f64) -> Result<f64, String> {
     let sum = other + virus;
     if sum > 0.0 { Ok(virus / sum) } else { Err("both scores are 0".to_owned()) }
 }

@@ -11,7 +11,7 @@ pub const BINS: usize = 20;
 pub const CALLS: [Call; 5] = [Call::Virus, Call::Other, Call::NoCall, Call::Skipped, Call::Untrained];
 
 /// Counts by call, in the order of [`CALLS`].
-pub type Tally = [u64; CALLS.len()];
+pub type CallCounts = [u64; CALLS.len()];
 
 /// Index of a call in [`CALLS`].
 pub fn call_index(call: Call) -> usize {
@@ -58,7 +58,7 @@ impl PredictionRow {
 #[derive(Clone, Debug, Default)]
 pub struct ScoreHistogram {
     /// Counts by call for each bin.
-    pub bins: [Tally; BINS],
+    pub bins: [CallCounts; BINS],
 }
 
 impl ScoreHistogram {
@@ -79,26 +79,26 @@ impl ScoreHistogram {
     }
 }
 
-/// Streaming selection of the first few entries by an order.
+/// Streaming selection of the first records by an order.
 #[derive(Clone, Debug)]
 pub struct TopEntries {
-    room: usize,
+    capacity: usize,
     order: fn(&PredictionRow, &PredictionRow) -> Ordering,
     /// Selected entries, in order.
     pub entries: Vec<PredictionRow>,
 }
 
 impl TopEntries {
-    /// Selects the first `room` entries by `order`.
-    pub fn new(room: usize, order: fn(&PredictionRow, &PredictionRow) -> Ordering) -> Self {
-        TopEntries { room, order, entries: vec![] }
+    /// Selects the first `capacity` entries by `order`.
+    pub fn new(capacity: usize, order: fn(&PredictionRow, &PredictionRow) -> Ordering) -> Self {
+        TopEntries { capacity, order, entries: vec![] }
     }
 
     /// Selects the entry if it is among the first so far; among equal entries, earlier ones come first.
     pub fn offer(&mut self, entry: &PredictionRow) {
-        let place = self.entries.partition_point(|kept| (self.order)(kept, entry) != Ordering::Greater);
-        if place < self.room {
-            self.entries.truncate(self.room - 1);
+        let place = self.entries.partition_point(|better| (self.order)(better, entry) != Ordering::Greater);
+        if place < self.capacity {
+            self.entries.truncate(self.capacity - 1);
             self.entries.insert(place, entry.clone());
         }
     }
@@ -106,25 +106,25 @@ impl TopEntries {
 
 /// Orders by descending score, then by descending length; entries without a score come last.
 pub(crate) fn by_score(a: &PredictionRow, b: &PredictionRow) -> Ordering {
-    let score = |e: &PredictionRow| e.score.unwrap_or(-1.0);
-    score(b).total_cmp(&score(a)).then(b.length.cmp(&a.length))
+    let [a_score, b_score] = [a, b].map(|row| row.score.unwrap_or(-1.0));
+    b_score.total_cmp(&a_score).then(b.length.cmp(&a.length))
 }
 
 /// Orders entries with call "virus" or a region before all others, then by descending number of scored windows and length.
 pub fn by_call_and_windows(a: &PredictionRow, b: &PredictionRow) -> Ordering {
-    let rank = |e: &PredictionRow| (e.is_virus_or_has_regions(), e.scored, e.length);
-    rank(b).cmp(&rank(a))
+    let [a_rank, b_rank] = [a, b].map(|row| (row.is_virus_or_has_regions(), row.scored, row.length));
+    b_rank.cmp(&a_rank)
 }
 
 /// Statistics of all records and windows.
 #[derive(Clone, Debug)]
-pub struct Survey {
+pub struct OverviewStatistics {
     /// Number of records.
     pub records: u64,
     /// Number of windows.
     pub windows: u64,
     /// Number of records by call.
-    pub calls: Tally,
+    pub calls: CallCounts,
     /// Histogram of record scores.
     pub record_scores: ScoreHistogram,
     /// Histogram of window scores.
@@ -135,13 +135,13 @@ pub struct Survey {
     pub leading: TopEntries,
 }
 
-impl Survey {
+impl OverviewStatistics {
     /// Empty statistics that select `names` records by score, and `tracks` records to draw with their windows.
     pub fn new(names: usize, tracks: usize) -> Self {
-        Survey {
+        OverviewStatistics {
             records: 0,
             windows: 0,
-            calls: Tally::default(),
+            calls: CallCounts::default(),
             record_scores: ScoreHistogram::default(),
             window_scores: ScoreHistogram::default(),
             best: TopEntries::new(names, by_score),

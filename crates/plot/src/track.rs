@@ -7,7 +7,7 @@ use plimsoll_virus::output::Call;
 
 /// A row of `windows.tsv`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Window {
+pub struct TrackWindow {
     /// First base in the record, counted from 0.
     pub start: u64,
     /// One past its last base.
@@ -22,11 +22,11 @@ pub struct Window {
 
 /// A record and its windows.
 #[derive(Clone, Debug)]
-pub struct Track {
+pub struct RecordTrack {
     /// The record.
     pub entry: PredictionRow,
     /// Windows in order of position.
-    pub windows: Vec<Window>,
+    pub windows: Vec<TrackWindow>,
     /// Whether strand scores include every open reading frame, and not only the best frame.
     pub every_frame: bool,
 }
@@ -58,9 +58,9 @@ impl ScoreSummary {
     }
 }
 
-/// Summary of the windows that overlap one interval of a record.
+/// Summary of the windows that overlap one interval of a record, which is drawn as one column.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Column {
+pub struct TrackColumn {
     /// Number of windows.
     pub windows: u64,
     /// Number of windows without an open reading frame.
@@ -72,14 +72,15 @@ pub struct Column {
 }
 
 /// Summarizes the windows of a record of `length` bases in `count` intervals of equal width.
-pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
-    let mut columns = vec![Column::default(); count];
-    // The length comes from a file and may be any u64, so the product needs 128 bits.
-    let at = |base: u64| (u128::from(base) * count as u128 / u128::from(length.max(1))) as usize;
+pub fn columns(windows: &[TrackWindow], length: u64, count: usize) -> Vec<TrackColumn> {
+    let mut columns = vec![TrackColumn::default(); count];
     for window in windows {
         // `end` is one past the last base.
-        let last = at(window.end.max(1) - 1).min(count.saturating_sub(1));
-        for column in columns.get_mut(at(window.start)..=last).unwrap_or_default() {
+        let [first, last] = [window.start, window.end.max(1) - 1]
+            // The length comes from a file and may be any u64, so the product needs 128 bits.
+            .map(|base| (u128::from(base) * count as u128 / u128::from(length.max(1))) as usize);
+        let last = last.min(count.saturating_sub(1));
+        for column in columns.get_mut(first..=last).unwrap_or_default() {
             column.windows += 1;
             column.silent += u64::from(window.call == Call::NoCall);
             window.score.into_iter().for_each(|score| column.scores.add(score));
@@ -93,39 +94,39 @@ pub fn columns(windows: &[Window], length: u64, count: usize) -> Vec<Column> {
 
 /// Intervals of a record, as bases from 0, that no window with an open reading frame covers; adjacent intervals
 /// are merged. Starts and ends of consecutive windows must both increase.
-pub fn uncalled_intervals(windows: &[Window]) -> Vec<(u64, u64)> {
-    let mut stretches: Vec<(u64, u64)> = vec![];
+pub fn uncalled_intervals(windows: &[TrackWindow]) -> Vec<(u64, u64)> {
+    let mut intervals: Vec<(u64, u64)> = vec![];
     // End of the last window with an open reading frame so far.
-    let mut heard = 0;
+    let mut called_end = 0;
     for (index, window) in windows.iter().enumerate() {
         if window.call != Call::NoCall {
-            heard = window.end;
+            called_end = window.end;
             continue;
         }
         // Windows overlap: a silent interval ends where the next window with an open reading frame starts.
         let next = windows.get(index + 1).filter(|next| next.call != Call::NoCall);
-        let (start, end) =
-            (window.start.max(heard), next.map_or(window.end, |next| next.start.min(window.end)));
-        match stretches.last_mut() {
-            Some(last) if last.1 >= start && last.1 > heard => last.1 = last.1.max(end),
-            _ if end > start => stretches.push((start, end)),
+        let start = window.start.max(called_end);
+        let end = next.map_or(window.end, |next| next.start.min(window.end));
+        match intervals.last_mut() {
+            Some(last) if last.1 >= start && last.1 > called_end => last.1 = last.1.max(end),
+            _ if end > start => intervals.push((start, end)),
             _ => {}
         }
     }
-    stretches
+    intervals
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn window(start: u64, end: u64, score: Option<f64>) -> Window {
+    fn window(start: u64, end: u64, score: Option<f64>) -> TrackWindow {
         let call = if score.is_some() { Call::Other } else { Call::NoCall };
-        Window { start, end, score, call, strands: [score, None] }
+        TrackWindow { start, end, score, call, strands: [score, None] }
     }
 
     /// Compares the number of windows, the minimum and the maximum score of each column.
-    fn check(windows: &[Window], length: u64, wanted: &[(u64, f64, f64)]) {
+    fn check(windows: &[TrackWindow], length: u64, wanted: &[(u64, f64, f64)]) {
         let found: Vec<(u64, f64, f64)> = columns(windows, length, wanted.len())
             .iter()
             .map(|c| (c.windows, c.scores.low, c.scores.high))
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn what_no_window_with_a_frame_covers() {
         let check = |windows: &[(u64, u64, bool)], wanted: &[(u64, u64)]| {
-            let windows: Vec<Window> =
+            let windows: Vec<TrackWindow> =
                 windows.iter().map(|&(start, end, scored)| window(start, end, scored.then_some(0.5))).collect();
             assert_eq!(uncalled_intervals(&windows), wanted);
         };
@@ -161,10 +162,10 @@ mod tests {
     #[test]
     fn columns_keep_the_extremes_of_a_long_record() {
         let score = |i: u64| if i == 70_001 { 0.999 } else { 0.1 + 0.3 * (i % 7) as f64 / 7.0 };
-        let windows: Vec<Window> =
+        let windows: Vec<TrackWindow> =
             (0..100_000).map(|i| window(i * 500, (i + 1) * 500, Some(score(i)))).collect();
         let all = columns(&windows, 50_000_000, 300);
-        let high = |c: &Column| c.scores.high;
+        let high = |c: &TrackColumn| c.scores.high;
         assert_eq!(all.iter().map(high).fold(0.0, f64::max), 0.999);
         assert_eq!(all.iter().position(|c| high(c) == 0.999), Some(210));
         assert!(all.iter().all(|c| c.scores.low == 0.1 && c.windows >= 333));

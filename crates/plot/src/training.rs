@@ -2,7 +2,7 @@
 //! are those of `plimsoll_train::charts`, which the report draws too.
 
 use crate::draw::{curves, svg};
-use crate::{Options, Output, Picture, PlotError};
+use crate::{Picture, PictureOutput, PlotError, PlotOptions};
 use plimsoll_setting::Setting;
 use plimsoll_train::charts::{self, Chart};
 use plimsoll_train::history::{EXPERT_LOAD, RunHistory};
@@ -11,15 +11,15 @@ use plimsoll_train::history::{EXPERT_LOAD, RunHistory};
 const MOST_POINTS: usize = 1000;
 
 /// Reads the runs and draws their pictures.
-pub fn pictures(options: &Options) -> Result<Vec<Picture>, PlotError> {
-    let folder = || options.results.first().cloned().unwrap_or_default();
+pub fn pictures(options: &PlotOptions) -> Result<Vec<Picture>, PlotError> {
+    let folder = options.results.first().cloned().unwrap_or_default();
     if !options.records.is_empty() {
-        return Err(PlotError::OfPrediction { setting: Setting::Records, folder: folder() });
+        return Err(PlotError::OfPrediction { setting: Setting::Records, folder });
     }
     let runs = charts::open(&options.results).map_err(PlotError::Training)?;
     let (charts, with_loads) = choose(charts::charts(&runs, MOST_POINTS), &runs, options)?;
     if charts.is_empty() && !with_loads {
-        return Err(PlotError::NothingToDraw { folder: folder() });
+        return Err(PlotError::NothingToDraw { folder });
     }
     // An axis that is linear in spite of --log would be misread.
     if options.log && !charts.iter().any(|chart| chart.suits_log && chart.axis(true).log) {
@@ -42,9 +42,13 @@ pub fn pictures(options: &Options) -> Result<Vec<Picture>, PlotError> {
 
 /// The charts to draw, and whether the load of the experts is drawn. A single file has one picture: the charts, unless the load
 /// is all that was asked for.
-fn choose(all: Vec<Chart>, runs: &[RunHistory], options: &Options) -> Result<(Vec<Chart>, bool), PlotError> {
+fn choose(
+    all: Vec<Chart>,
+    runs: &[RunHistory],
+    options: &PlotOptions,
+) -> Result<(Vec<Chart>, bool), PlotError> {
     let has_loads = runs.iter().any(|run| !run.loads.is_empty());
-    let is_file = matches!(options.output, Output::File(..));
+    let is_file = matches!(options.output, PictureOutput::File(..));
     if options.series.is_empty() {
         let with_loads = has_loads && (!is_file || all.is_empty());
         return Ok((all, with_loads));
@@ -54,16 +58,19 @@ fn choose(all: Vec<Chart>, runs: &[RunHistory], options: &Options) -> Result<(Ve
     if !loads.is_empty() && is_file && !names.is_empty() {
         return Err(PlotError::TwoPictures);
     }
-    let unknown = |name: &str, mut known: Vec<String>| {
-        known.extend(has_loads.then(|| EXPERT_LOAD.to_owned()));
-        PlotError::UnknownSeries { name: name.to_owned(), hint: nearest(name, &known), known }
-    };
     if !loads.is_empty() && !has_loads {
         let known = charts::select(all, &[String::new()]).map_or_else(|unknown| unknown.known, |_| vec![]);
-        return Err(unknown(EXPERT_LOAD, known));
+        return Err(unknown_series(EXPERT_LOAD, known, has_loads));
     }
-    let charts = charts::select(all, &names).map_err(|found| unknown(&found.name, found.known))?;
+    let charts = charts::select(all, &names)
+        .map_err(|unknown| unknown_series(&unknown.name, unknown.known, has_loads))?;
     Ok((charts, !loads.is_empty()))
+}
+
+/// The error for a series that no run has; `known` are the series of all charts.
+fn unknown_series(name: &str, mut known: Vec<String>, has_loads: bool) -> PlotError {
+    known.extend(has_loads.then(|| EXPERT_LOAD.to_owned()));
+    PlotError::UnknownSeries { name: name.to_owned(), hint: nearest(name, &known), known }
 }
 
 /// The known name that is most similar to `name`, as the end of a message; empty if none is similar.

@@ -5,14 +5,13 @@
 //! the file are an error.
 
 use super::results::About;
-
-use super::survey::{PredictionRow, Survey};
-use super::track::{Track, Window};
+use super::survey::{OverviewStatistics, PredictionRow};
+use super::track::{RecordTrack, TrackWindow};
 use crate::PlotError;
-use plimsoll_data::chunk::chunks;
 use plimsoll_data::sequence::Reader;
 use plimsoll_data::table::TableReader;
 use plimsoll_data::translate::Frame;
+use plimsoll_data::window::{RecordWindow, record_windows};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::output::verdict::{Consensus, RecordScore};
 use plimsoll_virus::output::{Call, OrfScore};
@@ -31,9 +30,9 @@ const MERGED: &str = "_merged";
 const THRESHOLD: f32 = 0.5;
 
 /// The results of VirNucPro, entirely in memory.
-pub struct VirNucProResults {
+pub struct VirNucProFolder {
     pub about: About,
-    tracks: Vec<Track>,
+    tracks: Vec<RecordTrack>,
 }
 
 /// The folder of tables: `folder` or a subfolder; `None` if there is none. `Err` if there are several
@@ -43,34 +42,37 @@ pub(crate) fn tables_in(folder: &Path) -> Result<Option<PathBuf>, PlotError> {
         return Ok(Some(folder.to_owned()));
     }
     let Ok(entries) = fs::read_dir(folder) else { return Ok(None) };
-    let is_merged = |path: &PathBuf| path.to_string_lossy().ends_with(MERGED) && path.join(FRAMES).is_file();
-    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_merged).collect();
+    let mut found: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    found.retain(|path| path.to_string_lossy().ends_with(MERGED) && path.join(FRAMES).is_file());
     found.sort();
     match &found[..] {
         [] => Ok(None),
         [one] => Ok(Some(one.clone())),
         [one, other, ..] => {
-            let (folder, one, other) = (folder.to_owned(), one.clone(), other.clone());
+            let folder = folder.to_owned();
+            let one = one.clone();
+            let other = other.clone();
             Err(PlotError::SeveralRuns { folder, one, other })
         }
     }
 }
 
-impl VirNucProResults {
+impl VirNucProFolder {
     /// Reads the tables of a folder and the file of windows. `Err` if they contradict each other.
     pub fn open(tables: &Path) -> Result<Self, PlotError> {
         let (path, length) = windows_file(tables)?;
         let mut orfs = frames(&tables.join(FRAMES))?;
         let calls = consensus(&tables.join(CONSENSUS))?;
         let mut records =
-            Records { length, orfs: &mut orfs, calls: &calls, path: &path, tables, tracks: vec![] };
-        let mut gathered = Gathered::default();
+            TrackBuilder { length, orfs: &mut orfs, calls: &calls, path: &path, tables, tracks: vec![] };
+        let mut gathered = GatheredRecord::default();
         let mut reader = Reader::open([&path])?;
         reader.keep_bytes();
         for record in reader.records() {
             let record = record?;
             let (id, number) = numbered(&record.id).ok_or_else(|| {
-                let (path, name) = (path.clone(), record.id.clone());
+                let path = path.clone();
+                let name = record.id.clone();
                 PlotError::NotAWindow { path, name }
             })?;
             if number == 1 {
@@ -78,7 +80,8 @@ impl VirNucProResults {
                 gathered.id = id.to_owned();
             }
             if id != gathered.id || number != gathered.windows.len() as u64 + 1 {
-                let (number, record_before) = (gathered.windows.len(), gathered.id);
+                let number = gathered.windows.len();
+                let record_before = gathered.id;
                 let name = record.id;
                 return Err(PlotError::WindowOutOfOrder { path, name, number, record: record_before });
             }
@@ -87,7 +90,8 @@ impl VirNucProResults {
         records.end(gathered)?;
         let tracks = records.tracks;
         if let Some(id) = orfs.keys().min() {
-            let (table, window) = (tables.join(FRAMES), id.clone());
+            let table = tables.join(FRAMES);
+            let window = id.clone();
             return Err(PlotError::UnknownWindow { table, window, windows: path });
         }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -109,14 +113,17 @@ impl VirNucProResults {
     }
 
     /// Returns the tracks of the `chosen` records, and adds the scores of all windows to `survey`.
-    pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut Survey) -> Vec<Track> {
+    pub fn tracks(&self, chosen: &[PredictionRow], survey: &mut OverviewStatistics) -> Vec<RecordTrack> {
         for window in self.tracks.iter().flat_map(|track| &track.windows) {
             if let Some(score) = window.score {
                 survey.window_scores.add(score, window.call);
             }
         }
-        let is_chosen = |track: &&Track| chosen.iter().any(|entry| entry.ordinal == track.entry.ordinal);
-        self.tracks.iter().filter(is_chosen).cloned().collect()
+        let tracks = self.tracks.iter();
+        tracks
+            .filter(|track| chosen.iter().any(|entry| entry.ordinal == track.entry.ordinal))
+            .cloned()
+            .collect()
     }
 }
 
@@ -146,7 +153,9 @@ fn windows_file(tables: &Path) -> Result<(PathBuf, usize), PlotError> {
         [one] => Ok(one.clone()),
         [] => Err(PlotError::NoWindows { tables: tables.to_owned(), wanted }),
         [(one, _), (other, _), ..] => {
-            let (tables, one, other) = (tables.to_owned(), one.clone(), other.clone());
+            let tables = tables.to_owned();
+            let one = one.clone();
+            let other = other.clone();
             Err(PlotError::SeveralWindows { tables, wanted, one, other })
         }
     }
@@ -157,9 +166,9 @@ fn frames(path: &Path) -> Result<HashMap<String, Vec<OrfScore>>, PlotError> {
     let mut rows = TableReader::open(path, &["Sequence_ID", "score1", "score2"])?;
     let mut orfs: HashMap<String, Vec<OrfScore>> = HashMap::new();
     while let Some((window, orf)) = rows.next(|[id, other, virus]| {
-        let is_frame = |frame: &&Frame| id.ends_with(frame.name());
-        let wanted = || format!("`{id}` is not an open reading frame's name, such as read_chunk_1F1");
-        let frame = *Frame::ALL.iter().find(is_frame).ok_or_else(wanted)?;
+        let frame = Frame::ALL.into_iter().find(|frame| id.ends_with(frame.name()));
+        let frame = frame
+            .ok_or_else(|| format!("`{id}` is not an open reading frame's name, such as read_chunk_1F1"))?;
         let scores = [score("score1", other)?, score("score2", virus)?];
         // A window's score is a quotient whose denominator would be 0.
         if scores == [0.0, 0.0] {
@@ -209,59 +218,56 @@ fn numbered(id: &str) -> Option<(&str, u64)> {
 
 /// Sequences of the windows of a record, in the order of the file.
 #[derive(Default)]
-struct Gathered {
+struct GatheredRecord {
     id: String,
     windows: Vec<Vec<u8>>,
 }
 
 /// Builds a track for each record whose windows have been read.
-struct Records<'a> {
+struct TrackBuilder<'a> {
     /// Window length in bases.
     length: usize,
     orfs: &'a mut HashMap<String, Vec<OrfScore>>,
     calls: &'a HashMap<String, bool>,
     path: &'a Path,
     tables: &'a Path,
-    tracks: Vec<Track>,
+    tracks: Vec<RecordTrack>,
 }
 
-impl Records<'_> {
+impl TrackBuilder<'_> {
     /// Completes a record: computes the positions of its windows, takes their scores from the tables and adds
     /// its track. `Err` if the windows overlap inconsistently or the tables contradict each other.
-    fn end(&mut self, gathered: Gathered) -> Result<(), PlotError> {
-        let Gathered { id, windows } = gathered;
+    fn end(&mut self, gathered: GatheredRecord) -> Result<(), PlotError> {
+        let GatheredRecord { id, windows } = gathered;
         if windows.is_empty() {
             return Ok(());
         }
         let bases = bases_of(&windows, self.length).ok_or_else(|| {
-            let (path, record) = (self.path.to_owned(), id.clone());
+            let path = self.path.to_owned();
+            let record = id.clone();
             PlotError::TornWindows { path, record, length: self.length }
         })?;
-        let (mut record, mut found) = (RecordScore::default(), vec![]);
-        for chunk in chunks(bases, self.length) {
-            let name = format!("{id}_chunk_{}", chunk.index + 1);
+        let mut record = RecordScore::default();
+        let mut found = vec![];
+        for window in record_windows(bases, self.length) {
+            let name = format!("{id}_chunk_{}", window.index + 1);
             let orfs = self.orfs.remove(&name).unwrap_or_default();
-            let said = Consensus::of(&orfs);
-            record.add(said.as_ref());
-            if said.map(|said| said.is_virus()) != self.calls.get(&name).copied() {
+            let consensus = Consensus::of(&orfs);
+            record.add(consensus.as_ref());
+            if consensus.map(|consensus| consensus.is_virus()) != self.calls.get(&name).copied() {
                 let table = self.tables.join(CONSENSUS);
                 return Err(PlotError::Contradiction { table, window: name, scores: FRAMES });
             }
-            let strand = |sign: char| {
-                let of_strand: Vec<OrfScore> =
-                    orfs.iter().filter(|orf| orf.frame.strand() == sign).cloned().collect();
-                Consensus::of(&of_strand).map(|said| said.virus_score())
-            };
-            found.push(Window {
-                start: chunk.start as u64,
-                end: chunk.end() as u64,
-                score: said.map(|said| said.virus_score()),
-                call: match said {
-                    Some(said) if said.is_virus() => Call::Virus,
+            found.push(TrackWindow {
+                start: window.start as u64,
+                end: window.end() as u64,
+                score: consensus.map(|consensus| consensus.virus_score()),
+                call: match consensus {
+                    Some(consensus) if consensus.is_virus() => Call::Virus,
                     Some(_) => Call::Other,
                     None => Call::NoCall,
                 },
-                strands: [strand('+'), strand('-')],
+                strands: ['+', '-'].map(|sign| strand_score(&orfs, sign)),
             });
         }
         let entry = PredictionRow {
@@ -275,12 +281,18 @@ impl Records<'_> {
             call: record.call(THRESHOLD),
             regions: vec![],
         };
-        self.tracks.push(Track { entry, windows: found, every_frame: true });
+        self.tracks.push(RecordTrack { entry, windows: found, every_frame: true });
         Ok(())
     }
 }
 
-/// Number of bases of the record with these windows: the smallest length for which `chunks` gives windows of
+/// Score of the open reading frames of one strand, `+` or `-`, of a window; `None` without any.
+fn strand_score(orfs: &[OrfScore], sign: char) -> Option<f64> {
+    let strand: Vec<OrfScore> = orfs.iter().filter(|orf| orf.frame.strand() == sign).cloned().collect();
+    Consensus::of(&strand).map(|consensus| consensus.virus_score())
+}
+
+/// Number of bases of the record with these windows: the smallest length for which `record_windows` gives windows of
 /// these lengths whose overlaps have equal bases; `None` if no length fits. The smallest length has the longest
 /// overlaps. Bases agree by chance with probability 1/4, so a record whose windows overlap by one base or not
 /// at all can be found a few bases too short.
@@ -288,18 +300,19 @@ fn bases_of(windows: &[Vec<u8>], length: usize) -> Option<usize> {
     if let [only] = windows {
         return Some(only.len()).filter(|&bases| (1..=length).contains(&bases));
     }
-    // `chunks` makes `windows.len()` windows exactly for the lengths in this range.
-    let most = windows.len() * length;
-    (most - length + 1..=most).find(|&bases| {
-        let fits = |(chunk, window): (plimsoll_data::chunk::Chunk, &Vec<u8>)| chunk.len == window.len();
-        let overlaps = |pair: &[(plimsoll_data::chunk::Chunk, &Vec<u8>)]| {
-            let [(first, a), (second, b)] = pair else { return true };
-            let shared = first.end() - second.start;
-            a[a.len() - shared..] == b[..shared.min(b.len())]
-        };
-        let placed: Vec<_> = chunks(bases, length).zip(windows).collect();
-        placed.iter().copied().all(fits) && placed.windows(2).all(overlaps)
+    // `record_windows` makes `windows.len()` windows exactly for the lengths in this range.
+    let longest = windows.len() * length;
+    (longest - length + 1..=longest).find(|&bases| {
+        let placed: Vec<_> = record_windows(bases, length).zip(windows).collect();
+        placed.iter().all(|(place, window)| place.len == window.len()) && placed.windows(2).all(overlap_agrees)
     })
+}
+
+/// Whether two consecutive windows have equal bases where they overlap.
+fn overlap_agrees(pair: &[(RecordWindow, &Vec<u8>)]) -> bool {
+    let [(first, a), (second, b)] = pair else { return true };
+    let shared = first.end() - second.start;
+    a[a.len() - shared..] == b[..shared.min(b.len())]
 }
 
 #[cfg(test)]
@@ -320,7 +333,8 @@ mod tests {
     fn a_records_bases_follow_from_its_windows() {
         for bases in [1, 2, 250, 499, 500, 501, 750, 960, 1001, 1301, 5001, 12_345] {
             let whole = sequence(bases);
-            let mut cut: Vec<Vec<u8>> = chunks(bases, 500).map(|chunk| chunk.of(&whole).to_vec()).collect();
+            let mut cut: Vec<Vec<u8>> =
+                record_windows(bases, 500).map(|window| window.of(&whole).to_vec()).collect();
             assert_eq!(bases_of(&cut, 500), Some(bases));
             if let [_, second, ..] = &mut cut[..] {
                 second.reverse();
@@ -329,7 +343,8 @@ mod tests {
         }
         for bases in [999, 1000, 1500] {
             let whole = sequence(bases);
-            let cut: Vec<Vec<u8>> = chunks(bases, 500).map(|chunk| chunk.of(&whole).to_vec()).collect();
+            let cut: Vec<Vec<u8>> =
+                record_windows(bases, 500).map(|window| window.of(&whole).to_vec()).collect();
             let found = bases_of(&cut, 500).expect("a length");
             assert!((bases - 5..=bases).contains(&found), "{found} of {bases}");
         }

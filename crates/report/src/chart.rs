@@ -2,12 +2,19 @@
 //! are classes of the style sheet, so that they follow the colour scheme; every mark has a text.
 
 use crate::columns::SERIES;
-use crate::html::{bases, decimal, escape, percent, whole};
-use crate::survey::Tally;
+use crate::html::{bases, decimal, escape, grouped, percent};
+use crate::survey::SeriesCounts;
+use plimsoll_train::charts::round_step;
 use std::fmt::Write;
 
-/// A label on an axis: position from 0 to 1, and text.
-pub type Tick = (f64, String);
+/// A label on an axis.
+#[derive(Clone, Debug)]
+pub struct AxisLabel {
+    /// Position on the axis, from 0 to 1.
+    pub position: f64,
+    /// Text.
+    pub text: String,
+}
 
 /// A histogram of records with one bar for each bin, divided by series.
 pub struct Histogram<'a> {
@@ -16,13 +23,13 @@ pub struct Histogram<'a> {
     /// Name of the quantity of the bins.
     pub quantity: &'a str,
     /// Records of each bin.
-    pub bins: &'a [Tally],
+    pub bins: &'a [SeriesCounts],
     /// Range of each bin, for its text.
     pub range: &'a dyn Fn(usize) -> String,
     /// Labels on the axis of the bins.
-    pub ticks: &'a [Tick],
+    pub ticks: &'a [AxisLabel],
     /// Position and text of a line across the bars.
-    pub line: Option<Tick>,
+    pub line: Option<AxisLabel>,
 }
 
 /// Factor between the most and the fewest records of a bin from which on heights are logarithmic.
@@ -32,11 +39,12 @@ impl Histogram<'_> {
     /// The chart, with its numbers as a table.
     pub fn html(&self) -> String {
         let totals: Vec<u64> = self.bins.iter().map(|bin| bin.iter().sum()).collect();
-        let most = totals.iter().copied().max().unwrap_or(0).max(1);
+        let highest = totals.iter().copied().max().unwrap_or(0).max(1);
         let fewest = totals.iter().copied().filter(|&n| n > 0).min().unwrap_or(1);
-        let scale = Scale::new(most, most / fewest >= LOGARITHMIC);
+        let scale = BarScale::new(highest, highest / fewest >= LOGARITHMIC);
         let width = 100.0 / self.bins.len().max(1) as f64;
-        let (mut marks, mut rows) = (String::new(), String::new());
+        let mut marks = String::new();
+        let mut rows = String::new();
         for (place, (bin, &total)) in self.bins.iter().zip(&totals).enumerate() {
             if total == 0 {
                 continue;
@@ -45,7 +53,7 @@ impl Histogram<'_> {
                 .iter()
                 .zip(bin)
                 .filter(|(_, n)| **n > 0)
-                .map(|((name, _), n)| format!("{} {name}", whole(*n)))
+                .map(|((name, _), n)| format!("{} {name}", grouped(*n)))
                 .collect();
             let range = (self.range)(place);
             let _ = write!(marks, "<g><title>{}: {}</title>", escape(&range), parts.join(", "));
@@ -56,13 +64,14 @@ impl Histogram<'_> {
                     // The height of the bar is on the scale of the axis; series divide it by their shares.
                     let bottom = height * below as f64 / total as f64;
                     let part = height * n as f64 / total as f64;
-                    let (x, y) = (width * place as f64 + 0.08 * width, 100.0 * (1.0 - bottom - part));
+                    let x = width * place as f64 + 0.08 * width;
+                    let y = 100.0 * (1.0 - bottom - part);
                     let _ = write!(marks, "{}", rect(class, x, y, 0.84 * width, 100.0 * part));
                     below += n;
                 }
             }
             marks.push_str("</g>");
-            let cells: String = bin.iter().map(|&n| format!("<td>{}</td>", whole(n))).collect();
+            let cells: String = bin.iter().map(|&n| format!("<td>{}</td>", grouped(n))).collect();
             let _ = writeln!(rows, "<tr><th scope=\"row\">{}</th>{cells}</tr>", escape(&range));
         }
         let mut axes = scale.lines();
@@ -87,34 +96,47 @@ impl Histogram<'_> {
     }
 }
 
+/// A record of a [`ScatterChart`].
+pub struct ScatterPoint {
+    /// Position on the axis of lengths, from 0 to 1.
+    pub x: f64,
+    /// Position on the axis of scores, from 0 to 1.
+    pub y: f64,
+    /// Text of the mark.
+    pub text: String,
+    /// Index in [`SERIES`].
+    pub series: usize,
+}
+
 /// The records of a run by length and score.
-pub struct Scatter<'a> {
-    /// Records as position (from 0 to 1 on both axes), text and series; empty if there are too many.
-    pub points: &'a [(f64, f64, String, usize)],
+pub struct ScatterChart<'a> {
+    /// Records; empty if there are too many.
+    pub points: &'a [ScatterPoint],
     /// Records in a grid: for each column of lengths, the cells by score.
-    pub grid: &'a [Vec<Tally>],
+    pub grid: &'a [Vec<SeriesCounts>],
     /// Labels on the axis of lengths.
-    pub ticks: &'a [Tick],
+    pub ticks: &'a [AxisLabel],
     /// Score at which a line is drawn.
     pub threshold: Option<f64>,
 }
 
-impl Scatter<'_> {
+impl ScatterChart<'_> {
     /// The chart.
     pub fn html(&self) -> String {
         let mut marks = String::new();
-        let mut sums = Tally::default();
+        let mut sums = SeriesCounts::default();
         for cell in self.grid.iter().flatten() {
             sums.iter_mut().zip(cell).for_each(|(sum, n)| *sum += n);
         }
         let shape = if self.points.is_empty() { self.cells(&mut marks) } else { "Each point is a record" };
-        for (x, y, text, series) in self.points {
-            let class = SERIES[*series].1;
-            let (x, y) = (decimal(100.0 * x, 2), decimal(100.0 * (1.0 - y), 2));
+        for point in self.points {
+            let class = SERIES[point.series].1;
+            let x = decimal(100.0 * point.x, 2);
+            let y = decimal(100.0 * (1.0 - point.y), 2);
             let _ = write!(
                 marks,
                 "<circle class=\"{class}\" cx=\"{x}%\" cy=\"{y}%\" r=\"3.5\"><title>{}</title></circle>",
-                escape(text)
+                escape(&point.text)
             );
         }
         let mut axes = score_lines(&[0.0, 0.25, 0.5, 0.75, 1.0]);
@@ -131,7 +153,7 @@ impl Scatter<'_> {
     /// Draws the grid: the colour of a cell is that of its most frequent series, its opacity grows with the logarithm of
     /// its records.
     fn cells(&self, marks: &mut String) -> &'static str {
-        let most = self.grid.iter().flatten().map(|cell| cell.iter().sum::<u64>()).max().unwrap_or(1);
+        let highest = self.grid.iter().flatten().map(|cell| cell.iter().sum::<u64>()).max().unwrap_or(1);
         let width = 100.0 / self.grid.len().max(1) as f64;
         for (column, cells) in self.grid.iter().enumerate() {
             let height = 100.0 / cells.len().max(1) as f64;
@@ -141,13 +163,14 @@ impl Scatter<'_> {
                     continue;
                 }
                 let series = (0..SERIES.len()).rev().max_by_key(|&s| cell[s]).unwrap_or(0);
-                let depth = 0.2 + 0.8 * (total as f64).ln_1p() / (most as f64).ln_1p();
-                let (x, y) = (width * column as f64, 100.0 - height * (row + 1) as f64);
+                let depth = 0.2 + 0.8 * (total as f64).ln_1p() / (highest as f64).ln_1p();
+                let x = width * column as f64;
+                let y = 100.0 - height * (row + 1) as f64;
                 let _ = write!(
                     marks,
                     "<g opacity=\"{}\"><title>{} records</title>{}</g>",
                     decimal(depth, 2),
-                    whole(total),
+                    grouped(total),
                     rect(SERIES[series].1, x, y, width, height)
                 );
             }
@@ -156,33 +179,44 @@ impl Scatter<'_> {
     }
 }
 
-/// Horizontal bars with their numbers, as a table: the text of a row, the class of its bar, its count.
-pub fn bars(title: &str, note: &str, rows: &[(String, &str, u64)], total: u64) -> String {
-    let most = rows.iter().map(|(_, _, count)| *count).max().unwrap_or(0).max(1);
-    let row = |(text, class, count): &(String, &str, u64)| {
-        format!(
+/// A row of a chart of horizontal bars.
+pub struct BarRow {
+    /// Text before the bar.
+    pub text: String,
+    /// Class of the bar in the style sheet.
+    pub class: &'static str,
+    /// Length of the bar in records.
+    pub count: u64,
+}
+
+/// Horizontal bars with their numbers, as a table.
+pub fn bars(title: &str, note: &str, rows: &[BarRow], total: u64) -> String {
+    let highest = rows.iter().map(|row| row.count).max().unwrap_or(0).max(1);
+    let mut body = String::new();
+    for row in rows {
+        let _ = writeln!(
+            body,
             "<tr><th scope=\"row\">{}</th><td class=\"bar\" aria-hidden=\"true\"><svg>{}</svg></td><td>{}</td>\
-             <td>{}</td></tr>\n",
-            escape(text),
-            rect(class, 0.0, 0.0, 100.0 * *count as f64 / most as f64, 100.0),
-            whole(*count),
-            percent(*count, total)
-        )
-    };
+             <td>{}</td></tr>",
+            escape(&row.text),
+            rect(row.class, 0.0, 0.0, 100.0 * row.count as f64 / highest as f64, 100.0),
+            grouped(row.count),
+            percent(row.count, total)
+        );
+    }
     format!(
         "<figure class=\"chart\">\n<figcaption><h3>{}</h3><p>{}</p></figcaption>\n<table class=\"bars\"><thead \
          class=\"quiet\"><tr><th scope=\"col\">{}</th><td></td><th scope=\"col\">Records</th><th \
-         scope=\"col\">Share</th></tr></thead><tbody>\n{}</tbody></table>\n</figure>\n",
+         scope=\"col\">Share</th></tr></thead><tbody>\n{body}</tbody></table>\n</figure>\n",
         escape(title),
         escape(note),
         escape(title),
-        rows.iter().map(row).collect::<String>()
     )
 }
 
 /// Neighbouring windows of a record.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Step {
+pub struct CourseStep {
     /// First base, from 0.
     pub start: f64,
     /// One past the last base.
@@ -197,14 +231,24 @@ pub struct Step {
     pub high: f64,
 }
 
+/// A region of a record.
+pub struct CourseRegion {
+    /// First base, from 0.
+    pub start: u64,
+    /// One past the last base.
+    pub end: u64,
+    /// Text of the mark.
+    pub text: String,
+}
+
 /// The course of the score along a record.
 pub struct Course {
     /// Length of the record in bases.
     pub length: u64,
     /// Windows, or summaries of neighbouring windows, in order.
-    pub steps: Vec<Step>,
-    /// Regions: first base from 0, end, text.
-    pub regions: Vec<(u64, u64, String)>,
+    pub steps: Vec<CourseStep>,
+    /// Regions, drawn as shaded stretches.
+    pub regions: Vec<CourseRegion>,
     /// Score at which a line is drawn.
     pub threshold: Option<f64>,
     /// Text for readers that cannot see the chart.
@@ -216,9 +260,10 @@ impl Course {
     pub fn html(&self) -> String {
         let length = self.length.max(1) as f64;
         let mut marks = String::new();
-        for (start, end, text) in &self.regions {
+        for CourseRegion { start, end, text } in &self.regions {
             // A region has at least a visible width.
-            let (x, width) = (100.0 * *start as f64 / length, (100.0 * (end - start) as f64 / length).max(0.3));
+            let x = 100.0 * *start as f64 / length;
+            let width = (100.0 * (end - start) as f64 / length).max(0.3);
             let _ = write!(marks, "<g><title>{}</title>{}", escape(text), rect("region", x, 0.0, width, 100.0));
             let _ = write!(
                 marks,
@@ -227,25 +272,26 @@ impl Course {
                 decimal(width, 3)
             );
         }
-        // Coordinates of the inner picture, which is stretched over the plot.
-        let (x, y) =
-            (|base: f64| decimal(1000.0 * base / length, 2), |score: f64| decimal(100.0 * (1.0 - score), 2));
-        let (mut band, mut line, mut steps) = (String::new(), String::new(), [String::new(), String::new()]);
+        let mut band = String::new();
+        let mut line = String::new();
+        let mut steps = [String::new(), String::new()];
         let cut = self.threshold.unwrap_or(0.5);
         let mut joined = false;
-        for &Step { start, end, count, sum, low, high } in &self.steps {
+        for &CourseStep { start, end, count, sum, low, high } in &self.steps {
             if count == 0 {
                 joined = false;
                 continue;
             }
             let mean = sum / count as f64;
+            // Coordinates of the inner picture of 1000 by 100 units, which is stretched over the plot.
+            let [left, middle, right] =
+                [start, (start + end) / 2.0, end].map(|base| decimal(1000.0 * base / length, 2));
+            let [top, y, bottom] = [high, mean, low].map(|score| decimal(100.0 * (1.0 - score), 2));
             if high > low {
-                let (left, right) = (x(start), x(end));
-                let _ = write!(band, "M{left} {}H{right}V{}H{left}Z", y(high), y(low));
+                let _ = write!(band, "M{left} {top}H{right}V{bottom}H{left}Z");
             }
-            let place = usize::from(mean < cut);
-            let _ = write!(steps[place], "M{} {}H{}", x(start), y(mean), x(end));
-            let _ = write!(line, "{}{} {}", if joined { "L" } else { "M" }, x((start + end) / 2.0), y(mean));
+            let _ = write!(steps[usize::from(mean < cut)], "M{left} {y}H{right}");
+            let _ = write!(line, "{}{middle} {y}", if joined { "L" } else { "M" });
             joined = true;
         }
         let _ = write!(
@@ -266,36 +312,35 @@ impl Course {
 }
 
 /// Labels at 3 to 6 round positions of a record.
-fn round_positions(length: u64) -> Vec<Tick> {
+fn round_positions(length: u64) -> Vec<AxisLabel> {
     let step = round_step(length as f64, 5.0).max(1.0);
     let numbers = (0..=6).map(|n| n as f64 * step).take_while(|&base| base <= length as f64);
-    numbers.map(|base| (base / length.max(1) as f64, bases(base as u64))).collect()
+    let label = |base: f64| AxisLabel { position: base / length.max(1) as f64, text: bases(base as u64) };
+    numbers.map(label).collect()
 }
 
-/// The smallest of 1, 2 and 5 times a power of 10 of which `most` has at most `parts`.
-fn round_step(most: f64, parts: f64) -> f64 {
-    let unit = 10_f64.powf((most / parts).log10().floor());
-    [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| most / n <= parts).unwrap_or(10.0 * unit)
-}
-
-/// Heights of bars.
-struct Scale {
-    most: f64,
+/// Heights of bars: linear, or logarithmic so that bins with few records stay visible beside those with many.
+struct BarScale {
+    highest: f64,
     logarithmic: bool,
 }
 
-impl Scale {
-    fn new(most: u64, logarithmic: bool) -> Self {
-        Scale { most: most as f64, logarithmic }
+impl BarScale {
+    fn new(highest: u64, logarithmic: bool) -> Self {
+        BarScale { highest: highest as f64, logarithmic }
     }
 
     /// Height of a bar, from 0 to 1. On the logarithmic scale a single record is visible.
     fn height(&self, count: u64) -> f64 {
         let count = count as f64;
-        match self.logarithmic {
-            _ if count == 0.0 => 0.0,
-            true => (count.log10() + 0.3) / (self.most.log10() + 0.3),
-            false => count / self.most,
+        if count == 0.0 {
+            return 0.0;
+        }
+        if self.logarithmic {
+            // log10(1) is 0, so 0.3 is the height of one record in decades.
+            (count.log10() + 0.3) / (self.highest.log10() + 0.3)
+        } else {
+            count / self.highest
         }
     }
 
@@ -303,23 +348,24 @@ impl Scale {
     fn lines(&self) -> String {
         let mut numbers = vec![];
         if self.logarithmic {
-            let decades = self.most.log10() as u32;
+            let decades = self.highest.log10() as u32;
             let step = decades / 4 + 1;
             numbers.extend((0..=decades).step_by(step as usize).map(|power| 10_u64.pow(power)));
         } else {
-            let step = round_step(self.most, 4.0).max(1.0) as u64;
-            numbers.extend((0..).map(|n| n * step).take_while(|&n| n as f64 <= self.most));
+            let step = round_step(self.highest, 4.0).max(1.0) as u64;
+            numbers.extend((0..).map(|n| n * step).take_while(|&n| n as f64 <= self.highest));
         }
-        let line = |n: &u64| left_label(self.height(*n), &whole(*n));
-        numbers.iter().map(line).collect()
+        numbers.into_iter().map(|n| left_label(self.height(n), &grouped(n))).collect()
     }
 }
 
+/// A rectangle in percent of the plot.
 fn rect(class: &str, x: f64, y: f64, width: f64, height: f64) -> String {
     let [x, y, width, height] = [x, y, width, height].map(|n| decimal(n, 3));
     format!("<rect class=\"{class}\" x=\"{x}%\" y=\"{y}%\" width=\"{width}%\" height=\"{height}%\"/>")
 }
 
+/// Lines and labels at scores.
 fn score_lines(scores: &[f64]) -> String {
     scores.iter().map(|&score| left_label(score, &decimal(score, 2))).collect()
 }
@@ -333,38 +379,45 @@ pub fn left_label(height: f64, text: &str) -> String {
     )
 }
 
-pub fn bottom_labels(ticks: &[Tick]) -> String {
-    let label = |(place, text): &Tick| {
-        let x = decimal(100.0 * place, 2);
-        format!(
+/// Ticks below the plot with their labels.
+pub fn bottom_labels(ticks: &[AxisLabel]) -> String {
+    let mut html = String::new();
+    for AxisLabel { position, text } in ticks {
+        let x = decimal(100.0 * position, 2);
+        let _ = write!(
+            html,
             "<line class=\"tick\" x1=\"{x}%\" x2=\"{x}%\" y1=\"100%\" y2=\"100%\"/><text x=\"{x}%\" y=\"100%\" dy=\"18\" \
              text-anchor=\"middle\">{}</text>",
             escape(text)
-        )
-    };
-    ticks.iter().map(label).collect()
+        );
+    }
+    html
 }
 
-fn vertical((place, text): &Tick) -> String {
-    let x = decimal(100.0 * place, 2);
+/// A vertical line across the plot with its text.
+fn vertical(line: &AxisLabel) -> String {
+    let x = decimal(100.0 * line.position, 2);
     format!(
         "<line class=\"threshold\" x1=\"{x}%\" x2=\"{x}%\" y1=\"0\" y2=\"100%\"/><text x=\"{x}%\" y=\"0\" dx=\"5\" \
          dy=\".7em\" class=\"halo\">{}</text>",
-        escape(text)
+        escape(&line.text)
     )
 }
 
+/// A horizontal line across the plot at a score.
 fn horizontal(score: f64) -> String {
     let y = decimal(100.0 * (1.0 - score), 2);
     format!("<line class=\"threshold\" x1=\"0\" x2=\"100%\" y1=\"{y}%\" y2=\"{y}%\"/>")
 }
 
 /// The key of the colours of the series that occur.
-fn key(bins: &[Tally]) -> String {
-    let occurs = |series: usize| bins.iter().any(|bin| bin[series] > 0);
-    let entry = |(_, (name, class)): (usize, &(&str, &str))| {
-        format!("<li><svg aria-hidden=\"true\">{}</svg>{name}</li>", rect(class, 0.0, 0.0, 100.0, 100.0))
-    };
-    let entries: String = SERIES.iter().enumerate().filter(|(series, _)| occurs(*series)).map(entry).collect();
+fn key(bins: &[SeriesCounts]) -> String {
+    let mut entries = String::new();
+    for (series, (name, class)) in SERIES.iter().enumerate() {
+        if bins.iter().any(|bin| bin[series] > 0) {
+            let colour = rect(class, 0.0, 0.0, 100.0, 100.0);
+            let _ = write!(entries, "<li><svg aria-hidden=\"true\">{colour}</svg>{name}</li>");
+        }
+    }
     format!("<ul class=\"key\">{entries}</ul>\n")
 }

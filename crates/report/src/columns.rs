@@ -3,7 +3,7 @@
 
 /// Kind of the values of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ColumnKind {
     /// The name of a record.
     Name,
     /// A whole number, or `NA`.
@@ -16,7 +16,7 @@ pub enum Kind {
 
 /// A column of `predictions.tsv`.
 #[derive(Clone, Debug)]
-pub struct Column {
+pub struct ResultColumn {
     /// Name in the header of the table.
     pub key: String,
     /// Heading on the page.
@@ -24,16 +24,26 @@ pub struct Column {
     /// Explanation, plain text.
     pub help: String,
     /// Kind of its values.
-    pub kind: Kind,
+    pub kind: ColumnKind,
     /// Whether the page shows the column at first.
     pub shown: bool,
     /// Whether the page has a filter for the column.
     pub filter: bool,
 }
 
-/// Which of the two forms of tables a folder has.
+impl ResultColumn {
+    /// A column that the page shows at first, without a filter.
+    pub fn new(key: &str, label: &str, kind: ColumnKind, help: &str) -> Self {
+        let key = key.to_owned();
+        let label = label.to_owned();
+        let help = help.to_owned();
+        ResultColumn { key, label, help, kind, shown: true, filter: false }
+    }
+}
+
+/// Form of the tables of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum TableForm {
     /// Of a model in VirNucPro's form: scores of open reading frames.
     VirNucPro,
     /// Of a caller: calibrated probabilities.
@@ -44,86 +54,72 @@ pub enum Form {
 const CLASS: &str = "p_";
 
 /// The column named `key` in tables of a form; `None` if it is not known.
-pub fn column(key: &str, form: Form) -> Option<Column> {
-    use Kind::{Count, Name, Share, Word};
-    let caller = form == Form::Caller;
-    let make = |label: &str, kind, shown, filter, help: &str| Column {
-        key: key.to_owned(),
-        label: label.to_owned(),
-        help: help.to_owned(),
-        kind,
-        shown,
-        filter,
-    };
-    Some(match key {
-        "seq_name" => make(
+pub fn column(key: &str, form: TableForm) -> Option<ResultColumn> {
+    use ColumnKind::{Count, Name, Share, Word};
+    let caller = form == TableForm::Caller;
+    let column = match key {
+        "seq_name" => ResultColumn::new(
+            key,
             "Record",
             Name,
-            true,
-            true,
             "Name of the record: its title line up to the first blank. A repeated name has its file and number after a #.",
         ),
-        "length" => make("Length", Count, true, true, "Length of the record in bases."),
-        "n_windows" => make(
+        "length" => ResultColumn::new(key, "Length", Count, "Length of the record in bases."),
+        "n_windows" => ResultColumn::new(
+            key,
             "Windows",
             Count,
-            true,
-            false,
             "Number of windows: the pieces into which the record was cut. Each window is scored by itself.",
         ),
-        "n_scored" => make(
+        "n_scored" => ResultColumn::new(
+            key,
             "Scored",
             Count,
-            true,
-            false,
             "Number of windows with an open reading frame. Only these windows have a score.",
         ),
-        "n_virus" => {
-            make("Virus windows", Count, true, false, "Number of windows that are called virus by themselves.")
-        }
-        "virus_score" if caller => make(
+        "n_virus" => ResultColumn::new(
+            key,
+            "Virus windows",
+            Count,
+            "Number of windows that are called virus by themselves.",
+        ),
+        "virus_score" if caller => ResultColumn::new(
+            key,
             "Virus score",
             Share,
-            true,
-            true,
             "Calibrated probability, from 0 to 1, that the record is viral. It holds for the share of viral records that \
              the run assumes (parameter prevalence) and for the length of the record.",
         ),
-        "virus_score" => make(
+        "virus_score" => ResultColumn::new(
+            key,
             "Virus score",
             Share,
-            true,
-            true,
             "Mean score of the scored windows, from 0 to 1. It orders records; it is not a probability.",
         ),
-        "low" => make(
+        "low" => ResultColumn::new(
+            key,
             "Low",
             Share,
-            true,
-            false,
             "Lower end of the interval of the virus score. The interval is wide where the windows of a record disagree.",
         ),
-        "high" => make("High", Share, true, false, "Upper end of the interval of the virus score."),
-        "fdr" => make(
+        "high" => ResultColumn::new(key, "High", Share, "Upper end of the interval of the virus score."),
+        "fdr" => ResultColumn::new(
+            key,
             "FDR",
             Share,
-            true,
-            false,
             "False discovery rate of a record called virus: the expected share of false calls among it and all records called \
              virus with the same or a higher score, which is their mean of 1 minus the virus score.",
         ),
-        "threshold" => make(
+        "threshold" => ResultColumn::new(
+            key,
             "Threshold",
             Share,
-            true,
-            false,
             "Least virus score of a record of this length that is called virus, at the prevalence of the run.",
         ),
-        "prediction" => make(
+        "prediction" => ResultColumn::new(
+            key,
             "Call",
             Word,
-            true,
-            true,
             if caller {
                 "virus, other (not viral), or no_call (not decided; the column Reason says why)."
             } else {
@@ -131,22 +127,23 @@ pub fn column(key: &str, form: Form) -> Option<Column> {
                  skipped without letters, untrained if the weights were not trained."
             },
         ),
-        "reason" => make(
+        "reason" => ResultColumn::new(
+            key,
             "Reason",
             Word,
-            true,
-            false,
             "Why there is no call: empty (no letters), short, unknown_letters (such as N), low_complexity (repeats), failed \
              (not computed), uncertain (the interval contains the threshold) or fdr (above the limit of the run).",
         ),
-        "class" => make("Class", Word, true, true, "The most probable class of the record."),
-        "source" => make("Input file", Word, true, true, "The input file of the record."),
+        "class" => ResultColumn::new(key, "Class", Word, "The most probable class of the record."),
+        "source" => ResultColumn::new(key, "Input file", Word, "The input file of the record."),
         _ => {
             let class = key.strip_prefix(CLASS).filter(|class| caller && !class.is_empty())?;
             let help = format!("Probability, from 0 to 1, that the record belongs to the class {class}.");
-            make(&format!("P({class})"), Share, false, false, &help)
+            ResultColumn { shown: false, ..ResultColumn::new(key, &format!("P({class})"), Share, &help) }
         }
-    })
+    };
+    let filter = matches!(key, "seq_name" | "length" | "virus_score" | "prediction" | "class" | "source");
+    Some(ResultColumn { filter, ..column })
 }
 
 /// Calls in the order in which pages show them: the word in the tables and the name of its colour.

@@ -43,7 +43,7 @@ pub fn json_string(text: &str) -> String {
 }
 
 /// A whole number with narrow no-break spaces between groups of three digits; numbers of four digits have none.
-pub fn whole(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     if digits.len() <= 4 {
         return digits;
@@ -75,25 +75,21 @@ pub fn percent(part: u64, total: u64) -> String {
 
 /// A number of bases with its unit: `950 b`, `12.5 kb`, `3.2 Mb`.
 pub fn bases(number: u64) -> String {
-    let scaled = |unit: f64, name: &str| {
-        let text = format!("{:.1}", number as f64 / unit);
-        format!("{} {name}", text.strip_suffix(".0").unwrap_or(&text))
+    // The limits are those from which on one decimal rounds to 1000.0 of the smaller unit.
+    let (unit, name) = match number {
+        0..1_000 => return format!("{number} b"),
+        1_000..999_950 => (1e3, "kb"),
+        999_950..999_950_000 => (1e6, "Mb"),
+        999_950_000.. => (1e9, "Gb"),
     };
-    match number {
-        0..1_000 => format!("{number} b"),
-        1_000..999_950 => scaled(1e3, "kb"),
-        999_950..999_950_000 => scaled(1e6, "Mb"),
-        999_950_000.. => scaled(1e9, "Gb"),
-    }
+    let text = format!("{:.1}", number as f64 / unit);
+    format!("{} {name}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
 /// A number with at most `digits` decimals, without zeros at its end.
 pub fn decimal(number: f64, digits: usize) -> String {
     let text = format!("{number:.digits$}");
-    match text.contains('.') {
-        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-        false => text,
-    }
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
 /// A time in seconds since 1970 as `2026-11-25 14:03 UTC`.
@@ -101,14 +97,16 @@ pub fn date(seconds: u64) -> String {
     // Days to a date of the Gregorian calendar: "civil_from_days" of Howard Hinnant,
     // https://howardhinnant.github.io/date_algorithms.html. Years begin on 1 March, so that a leap day is the last.
     let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
+    let era = days / 146_097;
+    let day = days % 146_097;
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
     let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute) = (seconds / 3_600 % 24, seconds / 60 % 60);
+    let hour = seconds / 3_600 % 24;
+    let minute = seconds / 60 % 60;
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 
@@ -130,7 +128,7 @@ mod tests {
         for (number, text) in
             [(0, "0"), (9999, "9999"), (10_000, "10\u{202f}000"), (1_234_567, "1\u{202f}234\u{202f}567")]
         {
-            assert_eq!(whole(number), text);
+            assert_eq!(grouped(number), text);
         }
         for (part, total, text) in [
             (0, 0, "–"),

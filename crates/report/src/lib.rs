@@ -28,13 +28,13 @@ use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
 use plimsoll_train::history;
 use plimsoll_virus::output::FILES;
-use results::Results;
+use results::PredictionResults;
 use std::io::Write;
 use std::path::PathBuf;
 
 /// Options of [`report()`].
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ReportOptions {
     /// The folder that `predict` wrote, or the folders of training runs.
     pub results: Vec<PathBuf>,
     /// The page to write.
@@ -59,14 +59,14 @@ fn results_read(folders: &[PathBuf]) -> InputFiles {
 /// - [`ReportError::NoFolder`], [`ReportError::NoResult`], [`ReportError::NotARunRecord`]: the folder has no complete results of a prediction.
 /// - [`ReportError::Runtime`]: a table is damaged or contradicts another one, or the page cannot be written: it is one of
 ///   the tables, or the output exists and `force` is not set.
-pub fn report(options: &Options) -> Result<(), ReportError> {
+pub fn report(options: &ReportOptions) -> Result<(), ReportError> {
     OutputGuard::new(results_read(&options.results), options.force).file(&options.output)?;
     let title = options.title.as_deref();
     let page = if history::are_training_runs(&options.results).map_err(ReportError::Mixture)? {
         training::page(&options.results, title)?.html()
     } else {
         let [folder] = &options.results[..] else { return Err(ReportError::SeveralPredictions) };
-        calls::page(Results::open(folder)?, title)?.html()
+        calls::page(PredictionResults::open(folder)?, title)?.html()
     };
     let mut file = AtomicFile::create(&options.output)?;
     file.write_all(page.as_bytes()).map_err(|error| file.error(error))?;

@@ -3,13 +3,14 @@
 
 use crate::html::escape;
 use sha2::{Digest, Sha256};
+use std::fmt::Write;
 
 const TEMPLATE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
 /// A section of a page.
-pub struct Section {
+pub struct PageSection {
     /// Identifier, for links.
     pub id: &'static str,
     /// Heading, plain text.
@@ -19,34 +20,38 @@ pub struct Section {
 }
 
 /// A page.
-pub struct Page {
+pub struct HtmlPage {
     /// Title, plain text.
     pub title: String,
-    /// What lies below the title, HTML.
+    /// Summary and warnings below the title, HTML.
     pub lead: String,
     /// Sections in order.
-    pub sections: Vec<Section>,
+    pub sections: Vec<PageSection>,
     /// Last line of the page, plain text.
     pub footer: String,
-    /// Style sheet and script of this kind of page, after those of all pages; may be empty.
-    pub own: (&'static str, &'static str),
+    /// Style sheet of this kind of page, after that of all pages; may be empty.
+    pub own_style: &'static str,
+    /// Script of this kind of page, after that of all pages; may be empty.
+    pub own_script: &'static str,
 }
 
-impl Page {
+impl HtmlPage {
     /// The page as HTML.
     pub fn html(&self) -> String {
-        let link = |s: &Section| format!("<a href=\"#{}\">{}</a>\n", s.id, escape(s.title));
-        let section = |s: &Section| {
-            let (id, title) = (s.id, escape(s.title));
-            format!(
-                "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\n<h2 id=\"{id}-title\">{title}</h2>\n{}</section>\n",
-                s.body
-            )
-        };
+        let mut links = String::new();
+        let mut sections = String::new();
+        for PageSection { id, title, body } in &self.sections {
+            let title = escape(title);
+            let _ = writeln!(links, "<a href=\"#{id}\">{title}</a>");
+            let _ = writeln!(
+                sections,
+                "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\n<h2 id=\"{id}-title\">{title}</h2>\n{body}</section>"
+            );
+        }
         let title = escape(&self.title);
-        let links: String = self.sections.iter().map(link).collect();
-        let sections: String = self.sections.iter().map(section).collect();
-        let (style, script) = (format!("{STYLE}{}", self.own.0), format!("{SCRIPT}{}", self.own.1));
+        let style = format!("{STYLE}{}", self.own_style);
+        let script = format!("{SCRIPT}{}", self.own_script);
+        // The content security policy of the page allows the script with this digest and no other.
         let digest = base64(&Sha256::digest(script.as_bytes()));
         fill(&[
             ("digest", &digest),
@@ -83,9 +88,10 @@ fn base64(bytes: &[u8]) -> String {
         let word =
             group.iter().fold(0_u32, |word, &byte| word << 8 | u32::from(byte)) << (8 * (3 - group.len()));
         for place in 0..4 {
-            match place <= group.len() {
-                true => text.push(char::from(DIGITS[(word >> (18 - 6 * place)) as usize & 63])),
-                false => text.push('='),
+            if place <= group.len() {
+                text.push(char::from(DIGITS[(word >> (18 - 6 * place)) as usize & 63]))
+            } else {
+                text.push('=')
             }
         }
     }
@@ -112,14 +118,15 @@ mod tests {
 
     #[test]
     fn a_page_refers_to_nothing_outside() {
-        let section = Section { id: "one", title: "One & two", body: "{{script}}".to_owned() };
+        let section = PageSection { id: "one", title: "One & two", body: "{{script}}".to_owned() };
         let title = "<script>{{style}}".to_owned();
-        let page = Page {
+        let page = HtmlPage {
             title,
             lead: String::new(),
             sections: vec![section],
             footer: "end".to_owned(),
-            own: ("", ""),
+            own_style: "",
+            own_script: "",
         }
         .html();
         assert!(

@@ -2,16 +2,26 @@
 //! other or their run record are an error with path and line; memory does not grow with the number of rows.
 
 use crate::ReportError;
-use crate::columns::{CALLS, Column, Form, Kind, column};
-use plimsoll_data::DataError;
+use crate::columns::{CALLS, ColumnKind, ResultColumn, TableForm, column};
 use plimsoll_data::printable::Name;
-use plimsoll_data::table::whole;
+use plimsoll_data::table::{TableReader, share, whole};
+use plimsoll_data::{DataError, bounded};
+use plimsoll_runtime::RuntimeError;
 use plimsoll_setting::Command;
-use plimsoll_virus::output::reader::{ResultFolder, ResultFolderError, share_or_missing, window_bases};
-use plimsoll_virus::output::{PREDICTIONS, REGIONS, RegionRow, is_row_of};
+use plimsoll_virus::output::{REGIONS, RegionFacts, RegionReader, RegionRow, VIRUSES, is_of};
 use serde_json::Value;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
+
+/// Name of the run record; `predict` writes it last, so results next to it are complete.
+const RUN_RECORD: &str = "run.json";
+const PREDICTIONS: &str = "predictions.tsv";
+const WINDOWS: &str = "windows.tsv";
+const NOTES: &str = "notes.tsv";
+
+/// Maximum bytes of `run.json`, which has about 10 kB.
+const LONGEST_RECORD: u64 = 16 << 20;
 
 /// Maximum number of different words in a column of words.
 const MOST_WORDS: usize = 256;
@@ -23,28 +33,29 @@ const MOST_CLASSES: usize = 32;
 pub const REGION_COUNT: &str = "n_regions";
 
 /// A folder of results.
-pub struct Results {
-    /// The folder with its run record.
-    pub folder: ResultFolder,
-    /// When `run.json` was last changed, in seconds since 1970.
+pub struct PredictionResults {
+    folder: PathBuf,
+    /// Content of `run.json`.
+    pub run: Value,
+    /// Time of the last change of `run.json`, in seconds since 1970.
     pub changed: Option<u64>,
     /// Form of the tables.
-    pub form: Form,
+    pub form: TableForm,
     /// Columns of `predictions.tsv` that the report shows, in their order there.
-    pub columns: Vec<Column>,
+    pub columns: Vec<ResultColumn>,
     /// Columns of `predictions.tsv` that the report does not know.
     pub unknown: Vec<String>,
     /// Different words of each column of words, in order of appearance.
     pub words: Vec<Vec<String>>,
     /// Positions of the columns that every table has.
-    pub at: Positions,
+    pub at: ColumnPositions,
     /// Whether the folder has a table of regions.
     pub has_regions: bool,
 }
 
-/// Indices in [`Results::columns`].
+/// Indices in [`PredictionResults::columns`].
 #[derive(Clone, Copy, Debug)]
-pub struct Positions {
+pub struct ColumnPositions {
     name: usize,
     /// Length in bases.
     pub length: usize,
@@ -61,7 +72,7 @@ pub struct Positions {
 }
 
 /// A row of `predictions.tsv`.
-pub struct Row<'a> {
+pub struct RecordValues<'a> {
     /// Row number from 0.
     pub ordinal: u64,
     /// Name of the record.
@@ -74,7 +85,7 @@ pub struct Row<'a> {
 
 /// A row of `windows.tsv`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Window {
+pub struct WindowScore {
     /// First base, counted from 1.
     pub start: u64,
     /// Last base, included.
@@ -85,25 +96,34 @@ pub struct Window {
     pub of_a_mate: bool,
 }
 
-impl Results {
+impl PredictionResults {
     /// Opens the folder by its run record, and reads the header of `predictions.tsv`.
     pub fn open(folder: &Path) -> Result<Self, ReportError> {
-        let results = ResultFolder::open(folder).map_err(|error| unopened(folder, error))?;
-        check_run_record(&results.run).map_err(|missing| not_a_run_record(folder, missing))?;
-        let changed = ResultFolder::run_record(folder).metadata().and_then(|facts| facts.modified()).ok();
+        let path = folder.join(RUN_RECORD);
+        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(|error| match error.kind() {
+            ErrorKind::NotFound if !folder.exists() => ReportError::NoFolder { folder: folder.to_owned() },
+            ErrorKind::NotFound | ErrorKind::NotADirectory => {
+                ReportError::NoResult { folder: folder.to_owned() }
+            }
+            _ => RuntimeError::io(&path)(error).into(),
+        })?;
+        let run = parse_run_record(&text)
+            .map_err(|missing| ReportError::NotARunRecord { path: path.clone(), missing })?;
+        let changed = path.metadata().and_then(|facts| facts.modified()).ok();
         let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map(|time| time.as_secs());
 
-        let table = results.all_record_columns()?;
-        let form = match table.names().iter().any(|name| name == "n_scored") {
-            true => Form::VirNucPro,
-            false => Form::Caller,
+        let table = TableReader::open_all(&folder.join(PREDICTIONS))?;
+        let form = if table.names().iter().any(|name| name == "n_scored") {
+            TableForm::VirNucPro
+        } else {
+            TableForm::Caller
         };
-        let known = |name: &String| column(name, form).ok_or_else(|| Name(name).to_string());
-        let (mut columns, mut unknown) = (vec![], vec![]);
+        let mut columns = vec![];
+        let mut unknown = vec![];
         for name in table.names() {
-            match known(name) {
-                Ok(column) => columns.push(column),
-                Err(name) => unknown.push(name),
+            match column(name, form) {
+                Some(column) => columns.push(column),
+                None => unknown.push(Name(name).to_string()),
             }
         }
         if columns.iter().filter(|column| column.key.starts_with("p_")).count() > MOST_CLASSES {
@@ -111,19 +131,14 @@ impl Results {
                 .error(format!("more than {MOST_CLASSES} columns with probabilities of classes"))
                 .into());
         }
-        let find = |key: &str| columns.iter().position(|column| column.key == key);
-        let need = |key: &str| {
-            let text = format!("there is no column `{key}`: this is not a table of {}", Command::Predict);
-            find(key).ok_or_else(|| table.error(text))
-        };
         let has_regions = folder.join(REGIONS).exists();
-        let at = Positions {
-            name: need("seq_name")?,
-            length: need("length")?,
-            windows: need("n_windows")?,
-            score: need("virus_score")?,
-            call: need("prediction")?,
-            class: find("class"),
+        let at = ColumnPositions {
+            name: required_column(&columns, "seq_name", &table)?,
+            length: required_column(&columns, "length", &table)?,
+            windows: required_column(&columns, "n_windows", &table)?,
+            score: required_column(&columns, "virus_score", &table)?,
+            call: required_column(&columns, "prediction", &table)?,
+            class: column_position(&columns, "class"),
             regions: has_regions.then_some(columns.len()),
         };
         let mut words = vec![vec![]; columns.len()];
@@ -131,28 +146,25 @@ impl Results {
         if has_regions {
             let help =
                 "Number of regions of the record that are viral as a whole: runs of neighbouring windows.";
-            columns.push(Column {
-                key: REGION_COUNT.to_owned(),
-                label: "Regions".to_owned(),
-                help: help.to_owned(),
-                kind: Kind::Count,
-                shown: true,
-                filter: false,
-            });
+            columns.push(ResultColumn::new(REGION_COUNT, "Regions", ColumnKind::Count, help));
             words.push(vec![]);
         }
-        Ok(Results { folder: results, changed, form, columns, unknown, words, at, has_regions })
+        let folder = folder.to_owned();
+        Ok(PredictionResults { folder, run, changed, form, columns, unknown, words, at, has_regions })
     }
 
     /// Calls `see` for every record, in order.
-    pub fn records(&mut self, mut see: impl FnMut(&Row)) -> Result<(), DataError> {
-        let keys: Vec<&str> = self.columns.iter().map(|column| column.key.as_str()).collect();
-        let mut tables = self.folder.records(keys.strip_suffix(&[REGION_COUNT]).unwrap_or(&keys))?;
+    pub fn records(&mut self, mut see: impl FnMut(&RecordValues)) -> Result<(), DataError> {
+        let mut table = self.predictions()?;
+        let mut regions = RegionReader::open(&self.folder, RegionFacts::of_run(&self.run))?;
         let mut values = vec![f64::NAN; self.columns.len()];
-        let (mut found, mut ordinal) = (vec![], 0);
+        let mut found = vec![];
+        let mut ordinal = 0;
         loop {
-            let (columns, words, at) = (&self.columns, &mut self.words, self.at);
-            let name = tables.records.next_row(|cells| {
+            let columns = &self.columns;
+            let words = &mut self.words;
+            let at = self.at;
+            let name = table.next_row(|cells| {
                 for (place, (cell, column)) in cells.iter().zip(columns).enumerate() {
                     values[place] = value(column, cell, &mut words[place], place == at.call)?;
                 }
@@ -165,35 +177,57 @@ impl Results {
                 Ok(cells[at.name].to_owned())
             })?;
             let Some(name) = name else { break };
-            if let Some(regions) = &mut tables.regions {
+            if let Some(regions) = &mut regions {
                 regions.take(&name, values[at.length] as u64, &mut found)?;
             }
             if let Some(place) = at.regions {
                 values[place] = found.len() as f64;
             }
-            see(&Row { ordinal, name: &name, values: &values, regions: &found });
+            see(&RecordValues { ordinal, name: &name, values: &values, regions: &found });
             ordinal += 1;
         }
-        tables.finish(ordinal, &self.folder)
+        if let Some(regions) = &mut regions {
+            regions.expect_end()?;
+        }
+        check_row_count(&table, ordinal, &self.run["counts"]["records"])
+    }
+
+    /// Calls `see` for every row of the table of viruses and proviruses, in order, with its name, kind, start, end, length, ends
+    /// of the record that it reaches, score and false discovery rate. Results without the table have no rows.
+    pub fn viruses(&self, mut see: impl FnMut([&str; 8])) -> Result<(), DataError> {
+        let path = self.folder.join(VIRUSES);
+        if !path.exists() {
+            return Ok(());
+        }
+        let columns = ["seq_name", "kind", "start", "end", "length", "reaches", "virus_score", "fdr"];
+        let mut table = TableReader::open(&path, &columns)?;
+        while let Some(()) = table.next(|cells: [&str; 8]| {
+            see(cells);
+            Ok(())
+        })? {}
+        Ok(())
     }
 
     /// Calls `see` for every window, in order, with the row number of its record and the number of windows of the
     /// record. Returns false if there is no table of windows.
-    pub fn windows(&self, mut see: impl FnMut(u64, u64, Window)) -> Result<bool, DataError> {
-        if !self.folder.has_windows() {
+    pub fn windows(&self, mut see: impl FnMut(u64, u64, WindowScore)) -> Result<bool, DataError> {
+        let path = self.folder.join(WINDOWS);
+        if !path.exists() {
             return Ok(false);
         }
-        let mut records = self.folder.record_columns(&["seq_name", "length", "n_windows"])?;
+        let mut records =
+            TableReader::open(&self.folder.join(PREDICTIONS), &["seq_name", "length", "n_windows"])?;
         let scores: &[&str] = match self.form {
-            Form::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
-            Form::Caller => &["seq_name", "start", "end", "virus_score"],
+            TableForm::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
+            TableForm::Caller => &["seq_name", "start", "end", "virus_score"],
         };
-        let mut windows = self.folder.windows(scores)?;
-        let (mut ordinal, mut count, paired) = (0, 0, self.folder.is_paired());
-        let record = |[name, length, windows]: [&str; 3]| {
+        let mut windows = TableReader::open(&path, scores)?;
+        let mut ordinal = 0;
+        let mut count = 0;
+        let paired = self.is_paired();
+        while let Some((name, length, number)) = records.next(|[name, length, windows]| {
             Ok((name.to_owned(), whole("length", length)?, whole("n_windows", windows)?))
-        };
-        while let Some((name, length, number)) = records.next(record)? {
+        })? {
             for _ in 0..number {
                 let row = windows.next_row(|cells| window(&name, length, paired, cells))?;
                 see(ordinal, number, row.ok_or_else(|| windows.ends_early())?);
@@ -202,44 +236,77 @@ impl Results {
             ordinal += 1;
         }
         windows.expect_end()?;
-        self.folder.check_window_count(&windows, count)?;
+        check_row_count(&windows, count, &self.run["counts"]["windows"])?;
         Ok(true)
     }
-}
 
-/// The error for a folder that cannot be opened as results.
-fn unopened(folder: &Path, error: ResultFolderError) -> ReportError {
-    match error {
-        ResultFolderError::NoFolder => ReportError::NoFolder { folder: folder.to_owned() },
-        ResultFolderError::NoRunRecord => ReportError::NoResult { folder: folder.to_owned() },
-        ResultFolderError::NotJson => not_a_run_record(folder, "JSON"),
-        ResultFolderError::Unreadable(error) => error.into(),
+    /// Calls `see` for every note, in order, with its cells: record, kind, detail, action.
+    pub fn notes(&self, mut see: impl FnMut([&str; 4])) -> Result<(), DataError> {
+        let path = self.folder.join(NOTES);
+        if !path.exists() {
+            return Ok(());
+        }
+        let mut table = TableReader::open(&path, &["seq_name", "kind", "detail", "action"])?;
+        while let Some(()) = table.next(|cells: [&str; 4]| {
+            see(cells);
+            Ok(())
+        })? {}
+        Ok(())
+    }
+
+    /// Whether records are pairs of mates, whose windows have the names of the mates.
+    fn is_paired(&self) -> bool {
+        RegionFacts::of_run(&self.run).paired
+    }
+
+    /// Opens the table of records, with the known columns.
+    fn predictions(&self) -> Result<TableReader, DataError> {
+        let path = self.folder.join(PREDICTIONS);
+        let keys: Vec<&str> = self.columns.iter().map(|column| column.key.as_str()).collect();
+        TableReader::open(&path, keys.strip_suffix(&[REGION_COUNT]).unwrap_or(&keys))
     }
 }
 
-/// The error for a run record that is not one of a prediction.
-fn not_a_run_record(folder: &Path, missing: &'static str) -> ReportError {
-    ReportError::NotARunRecord { path: ResultFolder::run_record(folder), missing }
+/// Checks the number of rows of a table, which detects truncation between two rows.
+fn check_row_count(table: &TableReader, found: u64, expected: &Value) -> Result<(), DataError> {
+    match expected.as_u64() {
+        Some(expected) if expected != found => Err(table.error(format!(
+            "{found} rows, {RUN_RECORD} says {expected}; the table is incomplete or belongs to another run"
+        ))),
+        _ => Ok(()),
+    }
 }
 
-/// Checks that a run record has the keys of a prediction; `Err` names the missing key.
-fn check_run_record(run: &Value) -> Result<(), &'static str> {
+/// Parses a run record; `Err` names the missing key.
+fn parse_run_record(text: &str) -> Result<Value, &'static str> {
+    let run: Value = serde_json::from_str(text).map_err(|_| "JSON")?;
     run["plimsoll"].as_str().ok_or("`plimsoll`")?;
     run["inputs"].as_array().ok_or("`inputs`")?;
     run["counts"]["records"].as_u64().ok_or("`counts.records`")?;
-    Ok(())
+    Ok(run)
+}
+
+/// Index of the column named `key`.
+fn column_position(columns: &[ResultColumn], key: &str) -> Option<usize> {
+    columns.iter().position(|column| column.key == key)
+}
+
+/// Index of a column that every table has.
+fn required_column(columns: &[ResultColumn], key: &str, table: &TableReader) -> Result<usize, DataError> {
+    let text = format!("there is no column `{key}`: this is not a table of {}", Command::Predict);
+    column_position(columns, key).ok_or_else(|| table.error(text))
 }
 
 /// Parses the cell of a record.
-fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) -> Result<f64, String> {
+fn value(column: &ResultColumn, cell: &str, words: &mut Vec<String>, is_call: bool) -> Result<f64, String> {
     match column.kind {
-        Kind::Name => Ok(f64::NAN),
-        Kind::Count if cell == "NA" => Ok(f64::NAN),
-        Kind::Count => Ok(whole(&column.key, cell)? as f64),
-        Kind::Share => share_or_nan(&column.key, cell),
+        ColumnKind::Name => Ok(f64::NAN),
+        ColumnKind::Count if cell == "NA" => Ok(f64::NAN),
+        ColumnKind::Count => Ok(whole(&column.key, cell)? as f64),
+        ColumnKind::Share => share_or_nan(&column.key, cell),
         // An empty reason is no reason.
-        Kind::Word if cell == "NA" || cell.is_empty() => Ok(f64::NAN),
-        Kind::Word => match words.iter().position(|word| word == cell) {
+        ColumnKind::Word if cell == "NA" || cell.is_empty() => Ok(f64::NAN),
+        ColumnKind::Word => match words.iter().position(|word| word == cell) {
             Some(place) => Ok(place as f64),
             None if is_call => Err(format!(
                 "{} is `{}`, expected virus, other, no_call, skipped or untrained",
@@ -259,15 +326,20 @@ fn value(column: &Column, cell: &str, words: &mut Vec<String>, is_call: bool) ->
 
 /// Parses a window of the record `name` of `length` bases: name, first and last base, and either its score, or its
 /// scores of "other" and "virus".
-fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Window, String> {
-    if !is_row_of(cells[0], name, paired) {
+fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<WindowScore, String> {
+    if !is_of(cells[0], name, paired) {
         let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
         return Err(format!("{text}; the tables are incomplete or belong to different runs"));
     }
-    let [start, end] = window_bases(cells[1], cells[2], length)?;
+    let start = whole("start", cells[1])?;
+    let end = whole("end", cells[2])?;
+    if start == 0 || end < start || end > length {
+        return Err(format!("bases {start} to {end} are not in a record of {length}"));
+    }
     let score = match cells[3..] {
         [other, virus] => {
-            let (other, virus) = (share_or_nan("score_other", other)?, share_or_nan("score_virus", virus)?);
+            let other = share_or_nan("score_other", other)?;
+            let virus = share_or_nan("score_virus", virus)?;
             if other.is_nan() != virus.is_nan() || other + virus == 0.0 {
                 return Err("score_other and score_virus must both be NA, or one of them above 0".to_owned());
             }
@@ -276,10 +348,10 @@ fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Windo
         }
         _ => share_or_nan("virus_score", cells[3])?,
     };
-    Ok(Window { start, end, score, of_a_mate: cells[0] != name })
+    Ok(WindowScore { start, end, score, of_a_mate: cells[0] != name })
 }
 
 /// Parses a number from 0 to 1; NaN for `NA`.
 fn share_or_nan(column: &str, cell: &str) -> Result<f64, String> {
-    Ok(share_or_missing(column, cell)?.unwrap_or(f64::NAN))
+    if cell == "NA" { Ok(f64::NAN) } else { share(column, cell) }
 }

@@ -2,7 +2,7 @@
 //! number of records: at most [`MOST_LISTED`] + [`MOST_SAMPLED`] rows are kept, with names of at most 200 characters.
 
 use crate::columns::{CALLS, SERIES, series_of};
-use crate::results::{Positions, Row};
+use crate::results::{ColumnPositions, RecordValues};
 use plimsoll_data::printable::Name;
 use plimsoll_virus::output::RegionRow;
 use std::collections::BinaryHeap;
@@ -29,13 +29,13 @@ pub const GRID_SCORES: usize = 25;
 pub const MOST_POINTS: usize = 1_500;
 
 /// Number of records by series (see [`SERIES`]).
-pub type Tally = [u64; SERIES.len()];
+pub type SeriesCounts = [u64; SERIES.len()];
 
 /// A row of the table of a page.
 #[derive(Clone, Debug)]
 pub struct KeptRow {
-    /// Rows with small keys are kept.
-    key: (u64, u64, u64),
+    /// Rows with small keys are kept; keys are compared element by element.
+    key: [u64; 3],
     /// Row number in `predictions.tsv`, from 0.
     pub ordinal: u64,
     /// Name of the record, escaped and cut after 200 characters.
@@ -66,21 +66,21 @@ impl Ord for KeptRow {
 
 /// The rows with the smallest keys.
 #[derive(Clone, Debug)]
-struct Smallest {
-    most: usize,
+struct SmallestRows {
+    capacity: usize,
     rows: BinaryHeap<KeptRow>,
     /// Number of rows that were offered.
     offered: u64,
 }
 
-impl Smallest {
-    fn new(most: usize) -> Self {
-        Smallest { most, rows: BinaryHeap::new(), offered: 0 }
+impl SmallestRows {
+    fn new(capacity: usize) -> Self {
+        SmallestRows { capacity, rows: BinaryHeap::new(), offered: 0 }
     }
 
-    fn offer(&mut self, key: (u64, u64, u64), row: &Row) {
+    fn offer(&mut self, key: [u64; 3], row: &RecordValues) {
         self.offered += 1;
-        if self.rows.len() == self.most {
+        if self.rows.len() == self.capacity {
             if self.rows.peek().is_none_or(|largest| largest.key <= key) {
                 return;
             }
@@ -120,9 +120,20 @@ pub struct CallCount {
     pub bases: u64,
 }
 
+/// Length, score and series of a record.
+#[derive(Clone, Copy, Debug)]
+pub struct LengthScore {
+    /// Length in bases.
+    pub length: u64,
+    /// Score.
+    pub score: f64,
+    /// Index in [`SERIES`].
+    pub series: usize,
+}
+
 /// Statistics of all records.
-pub struct Survey {
-    at: Positions,
+pub struct PageStatistics {
+    at: ColumnPositions,
     /// Lengths of the calibration, ascending.
     measured: Vec<u64>,
     /// Number of records whose length is nearest to each length of the calibration, as a ratio.
@@ -136,17 +147,17 @@ pub struct Survey {
     /// Counts for each call of [`CALLS`].
     pub calls: [CallCount; CALLS.len()],
     /// Number of records in each bin of the score.
-    pub scores: [Tally; SCORE_BINS],
+    pub scores: [SeriesCounts; SCORE_BINS],
     /// Number of records in each bin of the length.
-    pub lengths: [Tally; LENGTH_BINS],
+    pub lengths: [SeriesCounts; LENGTH_BINS],
     /// Number of records in each bin of length and score.
-    pub grid: Vec<[Tally; GRID_SCORES]>,
-    /// Length, score and series of each record, while there are at most [`MOST_POINTS`].
-    pub points: Vec<(u64, f64, usize)>,
+    pub grid: Vec<[SeriesCounts; GRID_SCORES]>,
+    /// Each record with a score, while there are at most [`MOST_POINTS`].
+    pub points: Vec<LengthScore>,
     /// Number of records with a score.
     pub scored: u64,
     /// Number of records of each class, by series.
-    pub classes: Vec<Tally>,
+    pub classes: Vec<SeriesCounts>,
     /// Sum of 1 - score over the records called virus.
     pub expected_false: f64,
     /// Shortest and longest record.
@@ -155,8 +166,8 @@ pub struct Survey {
     pub regions: u64,
     /// Number of their bases.
     pub region_bases: u64,
-    listed: Smallest,
-    sampled: Smallest,
+    listed: SmallestRows,
+    sampled: SmallestRows,
     /// The records with tracks, in the order of their ranks.
     pub tracks: Vec<TrackRecord>,
 }
@@ -173,10 +184,10 @@ pub struct Selection {
     pub others: u64,
 }
 
-impl Survey {
+impl PageStatistics {
     /// Statistics of no records. `measured` are the lengths of the calibration, ascending.
-    pub fn new(at: Positions, measured: Vec<u64>) -> Self {
-        Survey {
+    pub fn new(at: ColumnPositions, measured: Vec<u64>) -> Self {
+        PageStatistics {
             at,
             nearest: vec![0; measured.len()],
             measured,
@@ -184,9 +195,9 @@ impl Survey {
             bases: 0,
             windows: 0,
             calls: Default::default(),
-            scores: [Tally::default(); SCORE_BINS],
-            lengths: [Tally::default(); LENGTH_BINS],
-            grid: vec![[Tally::default(); GRID_SCORES]; LENGTH_BINS],
+            scores: [SeriesCounts::default(); SCORE_BINS],
+            lengths: [SeriesCounts::default(); LENGTH_BINS],
+            grid: vec![[SeriesCounts::default(); GRID_SCORES]; LENGTH_BINS],
             points: vec![],
             scored: 0,
             classes: vec![],
@@ -194,17 +205,19 @@ impl Survey {
             length_range: None,
             regions: 0,
             region_bases: 0,
-            listed: Smallest::new(MOST_LISTED),
-            sampled: Smallest::new(MOST_SAMPLED),
+            listed: SmallestRows::new(MOST_LISTED),
+            sampled: SmallestRows::new(MOST_SAMPLED),
             tracks: vec![],
         }
     }
 
     /// Adds a record.
-    pub fn add(&mut self, row: &Row) {
+    pub fn add(&mut self, row: &RecordValues) {
         let at = self.at;
-        let (length, windows) = (row.values[at.length] as u64, row.values[at.windows] as u64);
-        let (score, call) = (row.values[at.score], row.values[at.call] as usize);
+        let length = row.values[at.length] as u64;
+        let windows = row.values[at.windows] as u64;
+        let score = row.values[at.score];
+        let call = row.values[at.call] as usize;
         let series = series_of(call);
         self.records += 1;
         // Sums of lengths come from a file and may be any numbers.
@@ -216,9 +229,10 @@ impl Survey {
             None => Some((length, length)),
             Some((low, high)) => Some((low.min(length), high.max(length))),
         };
-        // Two lengths are equally near to their geometric mean.
-        let is_below = |pair: &[u64]| u128::from(length).pow(2) > u128::from(pair[0]) * u128::from(pair[1]);
-        let nearest = self.measured.windows(2).take_while(|pair| is_below(pair)).count();
+        // Two lengths are equally near to their geometric mean, which is compared by squares to stay exact.
+        let square = u128::from(length).pow(2);
+        let pairs = self.measured.windows(2);
+        let nearest = pairs.take_while(|pair| square > u128::from(pair[0]) * u128::from(pair[1])).count();
         if let Some(count) = self.nearest.get_mut(nearest) {
             *count += 1;
         }
@@ -229,7 +243,7 @@ impl Survey {
             self.scores[bin(score, SCORE_BINS)][series] += 1;
             self.grid[length_bin][bin(score, GRID_SCORES)][series] += 1;
             if self.scored <= MOST_POINTS as u64 {
-                self.points.push((length, score, series));
+                self.points.push(LengthScore { length, score, series });
             } else {
                 self.points = vec![];
             }
@@ -240,7 +254,7 @@ impl Survey {
         if let Some(class) = at.class.map(|place| row.values[place]).filter(|class| !class.is_nan()) {
             let class = class as usize;
             if self.classes.len() <= class {
-                self.classes.resize(class + 1, Tally::default());
+                self.classes.resize(class + 1, SeriesCounts::default());
             }
             self.classes[class][series] += 1;
         }
@@ -249,19 +263,21 @@ impl Survey {
             self.region_bases = self.region_bases.saturating_add(region.end - region.start + 1);
         }
         if call == 0 || !row.regions.is_empty() {
-            // The bits of numbers that are not negative are in the order of the numbers.
+            // The bits of numbers that are not negative are in the order of the numbers. High scores and long records come
+            // first, so both are inverted.
             let rank = if score.is_nan() { 0 } else { score.abs().to_bits() };
-            self.listed.offer((!rank, !length, row.ordinal), row);
+            self.listed.offer([!rank, !length, row.ordinal], row);
         } else {
-            self.sampled.offer((mixed(row.ordinal), row.ordinal, 0), row);
+            self.sampled.offer([mixed(row.ordinal), row.ordinal, 0], row);
         }
         self.offer_track(row, length, windows);
     }
 
     /// Keeps the record if it is among the [`TRACKS`] most interesting ones: those with regions, those called virus,
     /// then by number of windows and length.
-    fn offer_track(&mut self, row: &Row, length: u64, windows: u64) {
-        let (score, call) = (row.values[self.at.score], row.values[self.at.call] as usize);
+    fn offer_track(&mut self, row: &RecordValues, length: u64, windows: u64) {
+        let score = row.values[self.at.score];
+        let call = row.values[self.at.call] as usize;
         // A single window has no course along the record.
         if windows < 2 || score.is_nan() {
             return;
@@ -273,15 +289,17 @@ impl Survey {
         }
         self.tracks.truncate(TRACKS - 1);
         let regions = row.regions.iter().take(MOST_REGIONS).copied().collect();
-        let (ordinal, name, region_count) = (row.ordinal, Name(row.name).to_string(), row.regions.len());
+        let ordinal = row.ordinal;
+        let name = Name(row.name).to_string();
+        let region_count = row.regions.len();
         self.tracks
             .insert(place, TrackRecord { rank, ordinal, name, length, score, call, regions, region_count });
     }
 
     /// Chooses the rows of the table: the listed records, then sampled ones up to [`MOST_ROWS`] in all.
     pub fn select(&mut self) -> Selection {
-        let listed = std::mem::replace(&mut self.listed, Smallest::new(0));
-        let sampled = std::mem::replace(&mut self.sampled, Smallest::new(0));
+        let listed = std::mem::replace(&mut self.listed, SmallestRows::new(0));
+        let sampled = std::mem::replace(&mut self.sampled, SmallestRows::new(0));
         let mut rows = listed.rows.into_sorted_vec();
         let count = rows.len();
         rows.extend(sampled.rows.into_sorted_vec().into_iter().take(MOST_ROWS - count));

@@ -3,6 +3,7 @@
 
 use crate::html::{escape, json, json_string};
 use serde_json::json;
+use std::fmt::Write;
 
 /// A column of a table on a page.
 pub struct PageColumn {
@@ -13,15 +14,35 @@ pub struct PageColumn {
     /// Explanation, plain text.
     pub help: String,
     /// Kind of its cells.
-    pub cells: Cells,
+    pub cells: CellKind,
     /// Whether the column is visible at first.
     pub shown: bool,
     /// Whether it can be filtered: a text by search, words by choice, numbers by range.
     pub filter: bool,
 }
 
+impl PageColumn {
+    /// A column that is visible at first and has no filter.
+    pub fn new(key: &str, label: &str, help: &str, cells: CellKind) -> Self {
+        let key = key.to_owned();
+        let label = label.to_owned();
+        let help = help.to_owned();
+        PageColumn { key, label, help, cells, shown: true, filter: false }
+    }
+
+    /// The column with a filter.
+    pub fn filtered(self) -> Self {
+        PageColumn { filter: true, ..self }
+    }
+
+    /// The column, hidden at first.
+    pub fn hidden(self) -> Self {
+        PageColumn { shown: false, ..self }
+    }
+}
+
 /// Kind of the cells of a column.
-pub enum Cells {
+pub enum CellKind {
     /// Texts.
     Text,
     /// Whole numbers.
@@ -35,16 +56,16 @@ pub enum Cells {
     Words(Vec<String>),
 }
 
-impl Cells {
+impl CellKind {
     /// Appends a value as JSON; NaN is `null`.
     pub fn write(&self, value: f64, out: &mut String) {
         match self {
             _ if value.is_nan() => out.push_str("null"),
-            Cells::Number { stored } => {
+            CellKind::Number { stored } => {
                 let scaled = (value * 10_f64.powi(*stored as i32)).round();
                 out.push_str(&(scaled as i64).to_string());
             }
-            Cells::Text | Cells::Count | Cells::Words(_) => out.push_str(&(value as u64).to_string()),
+            CellKind::Text | CellKind::Count | CellKind::Words(_) => out.push_str(&(value as u64).to_string()),
         }
     }
 }
@@ -55,12 +76,14 @@ pub struct PageTable {
     pub id: &'static str,
     /// Caption, plain text.
     pub caption: String,
-    /// Where a reader without JavaScript finds the rows, plain text.
+    /// Place at which a reader without JavaScript finds the rows, plain text.
     pub elsewhere: String,
     /// Columns.
     pub columns: Vec<PageColumn>,
-    /// Key of the column by which rows are ordered at first, and whether in descending order.
-    pub sort: (&'static str, bool),
+    /// Key of the column by which rows are ordered at first.
+    pub sort_key: &'static str,
+    /// Whether that order is descending.
+    pub sort_descending: bool,
     /// Cells of each column, as comma-separated JSON that is safe in a `script` element.
     pub values: Vec<String>,
 }
@@ -70,7 +93,7 @@ impl PageTable {
     pub fn html(&self) -> String {
         let columns: Vec<String> =
             self.columns.iter().zip(&self.values).map(|(c, v)| column_json(c, v)).collect();
-        let sort = json!({"key": self.sort.0, "descending": self.sort.1});
+        let sort = json!({"key": self.sort_key, "descending": self.sort_descending});
         format!(
             "<div class=\"records\" id=\"{id}\" data-table=\"{id}-data\" data-caption=\"{caption}\"></div>\n\
              <noscript><p class=\"note\">Without JavaScript the page cannot show this table; {elsewhere}.</p></noscript>\n\
@@ -84,24 +107,26 @@ impl PageTable {
 
     /// The explanations of all columns.
     pub fn legend(&self) -> String {
-        let entry = |column: &PageColumn| {
-            format!(
-                "<div><dt>{} <code>{}</code></dt><dd>{}</dd></div>\n",
+        let mut entries = String::new();
+        for column in &self.columns {
+            let _ = writeln!(
+                entries,
+                "<div><dt>{} <code>{}</code></dt><dd>{}</dd></div>",
                 escape(&column.label),
                 escape(&column.key),
                 escape(&column.help)
-            )
-        };
-        format!("<dl class=\"legend-list\">\n{}</dl>\n", self.columns.iter().map(entry).collect::<String>())
+            );
+        }
+        format!("<dl class=\"legend-list\">\n{entries}</dl>\n")
     }
 }
 
 fn column_json(column: &PageColumn, values: &str) -> String {
     let (kind, extra) = match &column.cells {
-        Cells::Text => ("text", String::new()),
-        Cells::Count => ("count", String::new()),
-        Cells::Number { stored } => ("number", format!(",\"stored\":{stored}")),
-        Cells::Words(words) => ("word", format!(",\"words\":{}", json(&json!(words).to_string()))),
+        CellKind::Text => ("text", String::new()),
+        CellKind::Count => ("count", String::new()),
+        CellKind::Number { stored } => ("number", format!(",\"stored\":{stored}")),
+        CellKind::Words(words) => ("word", format!(",\"words\":{}", json(&json!(words).to_string()))),
     };
     format!(
         "{{\"key\":{},\"label\":{},\"help\":{},\"kind\":\"{kind}\"{extra},\"shown\":{},\"filter\":{},\"values\":[{values}]}}",

@@ -1,8 +1,8 @@
 //! Tests of pages and of damaged results. Every test writes its own folder of results.
 
-use crate::results::Results;
-use crate::survey::{MOST_LISTED, MOST_ROWS, Survey};
-use crate::{Options, ReportError, calls, report};
+use crate::results::PredictionResults;
+use crate::survey::{MOST_LISTED, MOST_ROWS, PageStatistics};
+use crate::{ReportError, ReportOptions, calls, report};
 use plimsoll_testing::Folder;
 use serde_json::{Value, json};
 use std::fs;
@@ -53,7 +53,7 @@ impl ResultFolder {
     }
 
     fn page(&self) -> Result<String, ReportError> {
-        let results = Results::open(&self.folder.0)?;
+        let results = PredictionResults::open(&self.folder.0)?;
         Ok(calls::page(results, None)?.html())
     }
 
@@ -297,8 +297,9 @@ fn folders_without_results_and_existing_files_are_refused() {
     let folder = ResultFolder::new();
     folder.refuses("there is no run.json in it");
     folder.caller(PREDICTIONS, OF_WINDOWS, OF_REGIONS);
-    let (output, title) = (folder.path("page.html"), Some("A <title>".to_owned()));
-    let mut options = Options { results: vec![folder.folder.0.clone()], output, title, force: false };
+    let output = folder.path("page.html");
+    let title = Some("A <title>".to_owned());
+    let mut options = ReportOptions { results: vec![folder.folder.0.clone()], output, title, force: false };
     report(&options).expect("written");
     let page = fs::read_to_string(&options.output).expect("there");
     assert!(page.contains("<h1>A &lt;title&gt;</h1>"));
@@ -311,10 +312,8 @@ fn folders_without_results_and_existing_files_are_refused() {
 /// Records of a run as lines of predictions.tsv: `virus` of them are called virus, with ascending scores.
 fn many(records: usize, virus: usize, name: impl Fn(usize) -> String) -> String {
     let line = |n: usize| {
-        let (score, call) = match n < virus {
-            true => (0.5 + 0.4 * n as f64 / virus as f64, "virus"),
-            false => (0.1, "other"),
-        };
+        let (score, call) =
+            if n < virus { (0.5 + 0.4 * n as f64 / virus as f64, "virus") } else { (0.1, "other") };
         format!("{}\t150\t1\t{score:.6}\t0.1\t0.9\t0.1\t{call}\tNA\tphage\t0.5\t0.5\n", name(n))
     };
     (0..records).map(line).collect()
@@ -361,8 +360,8 @@ fn a_page_stays_below_its_bound_with_long_names() {
 fn the_best_are_listed_and_the_others_sampled_evenly() {
     let folder = ResultFolder::new();
     folder.caller(&many(100_000, 30_000, |n| format!("r{n}")), "", "");
-    let mut results = Results::open(&folder.folder.0).expect("open");
-    let mut survey = Survey::new(results.at, vec![]);
+    let mut results = PredictionResults::open(&folder.folder.0).expect("open");
+    let mut survey = PageStatistics::new(results.at, vec![]);
     results.records(|row| survey.add(row)).expect("read");
     let selection = survey.select();
     let (listed, sampled) = selection.rows.split_at(selection.listed);

@@ -6,15 +6,16 @@
 //! as distances.
 
 use crate::error::ReportError;
-use crate::html::{escape, json, whole};
-use crate::page::{Page, Section};
-use crate::table::{Cells, PageColumn, PageTable};
+use crate::html::{escape, grouped, json};
+use crate::page::{HtmlPage, PageSection};
+use crate::table::{CellKind, PageColumn, PageTable};
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::printable::Name;
 use plimsoll_runtime::Bytes;
 use plimsoll_runtime::timeline::{MeasuredTimeline, Timeline, TimelineTensor, phase_name};
 use plimsoll_setting::{Command, Setting};
 use serde_json::json;
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -34,8 +35,8 @@ const NUMBER: char = '\u{1}';
 
 /// A timeline on a page.
 #[derive(Clone, Debug)]
-pub struct Planned {
-    /// What was planned, such as the name of the model.
+pub struct PlannedTimeline {
+    /// Name of the plan, such as that of the model.
     pub title: String,
     /// The timeline.
     pub timeline: Timeline,
@@ -43,13 +44,13 @@ pub struct Planned {
     pub budget: Option<u64>,
     /// Bytes of the budget that the process takes outside the plan.
     pub process: u64,
-    /// What was measured of a step; `None` for a plan alone.
-    pub measured: Option<Measured>,
+    /// Measurements of a step; `None` for a plan alone.
+    pub measured: Option<MeasuredStep>,
 }
 
 /// Measurements of the instructions of a timeline.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Measured {
+pub struct MeasuredStep {
     /// Seconds of each instruction; `None` for those that did not run.
     pub seconds: Vec<Option<f64>>,
     /// Tokens and sequences of the measured step.
@@ -58,17 +59,17 @@ pub struct Measured {
     pub memory: Vec<(String, Vec<(usize, u64)>)>,
 }
 
-impl Planned {
+impl PlannedTimeline {
     /// A timeline with what was measured.
     pub fn measured(title: String, found: MeasuredTimeline, budget: Option<u64>, process: u64) -> Self {
         let memory = found.memory.into_iter().map(|line| (line.label, line.bytes)).collect();
         let step = [found.counts.tokens, found.counts.sequences];
-        let measured = Some(Measured { seconds: found.seconds, step, memory });
+        let measured = Some(MeasuredStep { seconds: found.seconds, step, memory });
         Self { title, timeline: found.timeline, budget, process, measured }
     }
 }
 
-impl Measured {
+impl MeasuredStep {
     /// Seconds of all instructions that ran.
     fn total(&self) -> f64 {
         self.seconds.iter().flatten().sum()
@@ -80,7 +81,7 @@ impl Measured {
 /// # Errors
 /// - [`ReportError::TooManyTensors`]: the page would have more than 5 MB.
 /// - [`ReportError::Runtime`]: the page cannot be written.
-pub fn write(path: &Path, plans: &[Planned]) -> Result<(), ReportError> {
+pub fn write(path: &Path, plans: &[PlannedTimeline]) -> Result<(), ReportError> {
     let page = page(plans).html();
     if page.len() > MOST_BYTES {
         let tensors = plans.iter().map(|plan| plan.timeline.tensors.len()).sum();
@@ -100,7 +101,7 @@ pub fn check(path: &Path) -> Result<(), ReportError> {
     Ok(AtomicFile::create(path).map(drop)?)
 }
 
-fn page(plans: &[Planned]) -> Page {
+fn page(plans: &[PlannedTimeline]) -> HtmlPage {
     let titles: Vec<String> = plans.iter().map(|plan| Name(&plan.title).to_string()).collect();
     let targets: Vec<&str> = plans.iter().map(|plan| plan.timeline.target.as_str()).collect();
     let mut lead =
@@ -112,17 +113,21 @@ fn page(plans: &[Planned]) -> Page {
     let _ = writeln!(lead, " · plimsoll {}</p>", escape(env!("CARGO_PKG_VERSION")));
     let table = table(plans, &titles);
     let mut sections = vec![
-        Section { id: "memory", title: "Memory over the step", body: cards(plans) + &figures(plans, &titles) },
-        Section { id: "ledger", title: "Memory at the peak", body: ledger(plans, &titles) },
-        Section { id: "tensors", title: "Largest tensors", body: table.html() },
-        Section { id: "columns", title: "Columns of the table", body: table.legend() },
+        PageSection {
+            id: "memory",
+            title: "Memory over the step",
+            body: cards(plans) + &figures(plans, &titles),
+        },
+        PageSection { id: "ledger", title: "Memory at the peak", body: ledger(plans, &titles) },
+        PageSection { id: "tensors", title: "Largest tensors", body: table.html() },
+        PageSection { id: "columns", title: "Columns of the table", body: table.legend() },
     ];
-    if let [Planned { timeline, measured: Some(measured), .. }] = plans {
+    if let [PlannedTimeline { timeline, measured: Some(measured), .. }] = plans {
         let slowest = slowest(timeline, measured);
         let body = slowest.html() + &slowest.legend();
-        sections.insert(1, Section { id: "slowest", title: "Slowest instructions", body });
+        sections.insert(1, PageSection { id: "slowest", title: "Slowest instructions", body });
     }
-    Page {
+    HtmlPage {
         title: format!("Memory plan of {}", titles.join(" and ")),
         lead,
         sections,
@@ -131,49 +136,60 @@ fn page(plans: &[Planned]) -> Page {
              the rates of the target{}.",
             if is_measured { "; measured times include the wait for each instruction" } else { "" }
         ),
-        own: (STYLE, SCRIPT),
+        own_style: STYLE,
+        own_script: SCRIPT,
     }
 }
 
+/// A card: a number with its title and a detail.
+fn card(title: &str, number: &str, detail: &str) -> String {
+    format!("<div><dt>{title}</dt><dd>{number}<small>{detail}</small></dd></div>\n")
+}
+
 /// Peak, budget, arena, time and counts of the first plan; of all plans the peak and the time where there are several.
-fn cards(plans: &[Planned]) -> String {
+fn cards(plans: &[PlannedTimeline]) -> String {
     let mut cards = String::new();
-    let mut card = |title: &str, number: &str, detail: &str| {
-        let _ = writeln!(cards, "<div><dt>{title}</dt><dd>{number}<small>{detail}</small></dd></div>");
-    };
     for (number, plan) in plans.iter().enumerate() {
-        let Planned { timeline, budget, .. } = plan;
-        let of = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
+        let PlannedTimeline { timeline, budget, .. } = plan;
+        let plan_suffix = if plans.len() > 1 { format!(" of plan {}", number + 1) } else { String::new() };
         let seconds: f64 = timeline.instructions.iter().map(|i| i.seconds).sum();
-        card(&format!("Peak{of}"), &short(timeline.peak), &format!("{} B", whole(timeline.peak.0)));
+        cards += &card(
+            &format!("Peak{plan_suffix}"),
+            &short(timeline.peak),
+            &format!("{} B", grouped(timeline.peak.0)),
+        );
         if let Some(budget) = budget {
             let free = budget.saturating_sub(timeline.peak.0 + plan.process);
-            card(&format!("Budget{of}"), &short(Bytes(*budget)), &format!("{} left", short(Bytes(free))));
+            cards += &card(
+                &format!("Budget{plan_suffix}"),
+                &short(Bytes(*budget)),
+                &format!("{} left", short(Bytes(free))),
+            );
         }
         if plans.len() == 1 {
             let outside = short(timeline.peak - timeline.arena);
-            card("Arena", &short(timeline.arena), &format!("{outside} outside it"));
-            let tensors = format!("{} tensors", whole(timeline.tensors.len() as u64));
-            card("Instructions", &whole(timeline.instructions.len() as u64), &tensors);
+            cards += &card("Arena", &short(timeline.arena), &format!("{outside} outside it"));
+            let tensors = format!("{} tensors", grouped(timeline.tensors.len() as u64));
+            cards += &card("Instructions", &grouped(timeline.instructions.len() as u64), &tensors);
         }
-        card(
-            &format!("{}{of}", if plans.len() == 1 { "Expected time" } else { "Time" }),
+        cards += &card(
+            &format!("{}{plan_suffix}", if plans.len() == 1 { "Expected time" } else { "Time" }),
             &time(seconds),
             "all instructions once",
         );
         if let Some(measured) = &plan.measured {
             let expected = timeline.instructions.iter().zip(&measured.seconds).filter(|(_, s)| s.is_some());
             let expected: f64 = expected.map(|(instruction, _)| instruction.seconds).sum();
-            let [tokens, sequences] = measured.step.map(whole);
+            let [tokens, sequences] = measured.step.map(grouped);
             let detail = format!("{} expected; {tokens} tokens, {sequences} sequences", time(expected));
-            card(&format!("Measured time{of}"), &time(measured.total()), &detail);
+            cards += &card(&format!("Measured time{plan_suffix}"), &time(measured.total()), &detail);
         }
     }
     format!("<dl class=\"cards\">\n{cards}</dl>\n")
 }
 
 /// The elements that the script fills, and its data.
-fn figures(plans: &[Planned], titles: &[String]) -> String {
+fn figures(plans: &[PlannedTimeline], titles: &[String]) -> String {
     let mut html = "<div class=\"controls\" id=\"timeline-controls\"></div>\n".to_owned();
     html += "<noscript><p class=\"note\">Without JavaScript the page shows the tables only.</p></noscript>\n";
     for (number, (plan, title)) in plans.iter().zip(titles).enumerate() {
@@ -194,12 +210,12 @@ fn figures(plans: &[Planned], titles: &[String]) -> String {
 
 /// Places of distinct numbers, in order of their first use.
 #[derive(Default)]
-struct Numbers {
+struct DistinctNumbers {
     places: HashMap<u64, i64>,
     numbers: Vec<u64>,
 }
 
-impl Numbers {
+impl DistinctNumbers {
     fn number(&mut self, number: u64) -> i64 {
         *self.places.entry(number).or_insert_with(|| {
             self.numbers.push(number);
@@ -210,12 +226,12 @@ impl Numbers {
 
 /// Numbers of distinct texts, in order of their first use.
 #[derive(Default)]
-struct Words {
+struct DistinctWords {
     numbers: HashMap<String, usize>,
     words: Vec<String>,
 }
 
-impl Words {
+impl DistinctWords {
     fn number(&mut self, word: String) -> usize {
         *self.numbers.entry(word).or_insert_with_key(|word| {
             self.words.push(word.clone());
@@ -234,9 +250,12 @@ impl Words {
 fn templated(name: &str) -> (String, i64) {
     let mut at = 0;
     for word in name.split(['.', ' ']) {
-        let (before, after) = (&name[..at], &name[at + word.len()..]);
+        let before = &name[..at];
+        let after = &name[at + word.len()..];
         let number = word.parse::<u32>().ok().filter(|number| number.to_string() == word);
-        if let (Some(number), false) = (number, before.is_empty()) {
+        if let Some(number) = number
+            && !before.is_empty()
+        {
             return (format!("{before}{NUMBER}{after}"), i64::from(number));
         }
         at += word.len() + 1;
@@ -246,12 +265,12 @@ fn templated(name: &str) -> (String, i64) {
 
 /// Column of integers as comma-separated JSON, in which a pair `[value,count]` stands for a run of equal values.
 #[derive(Default)]
-struct Column {
+struct RunLengthColumn {
     text: String,
     run: Option<(i64, usize)>,
 }
 
-impl Column {
+impl RunLengthColumn {
     fn push(&mut self, number: i64) {
         match &mut self.run {
             Some((value, count)) if *value == number => *count += 1,
@@ -283,37 +302,43 @@ impl Column {
 struct Distances(i64);
 
 impl Distances {
-    fn of(&mut self, number: i64) -> i64 {
+    /// Returns the distance of `number` from the number before.
+    fn delta(&mut self, number: i64) -> i64 {
         let distance = number - self.0;
         self.0 = number;
         distance
     }
 }
 
-fn push_all<const N: usize>(columns: &mut [Column; N], row: [i64; N]) {
+/// Appends a row of numbers, one to each column.
+fn push_row<const N: usize>(columns: &mut [RunLengthColumn; N], row: [i64; N]) {
     columns.iter_mut().zip(row).for_each(|(column, number)| column.push(number));
 }
 
 /// The data of a timeline for the script; `read` in timeline.js undoes the packing.
-fn data(plan: &Planned, title: &str) -> String {
+fn data(plan: &PlannedTimeline, title: &str) -> String {
     let timeline = &plan.timeline;
-    let (mut names, mut lines, mut phases, mut kernels) =
-        (Words::default(), Words::default(), Words::default(), Words::default());
-    let (mut sizes, mut times) = (Numbers::default(), Numbers::default());
-    let layer_of = |layer: Option<u32>| layer.map_or(-1, i64::from);
-    let (mut numbers, mut layers) = (Distances::default(), Distances::default());
-    let mut instructions: [Column; 6] = Default::default();
+    let mut names = DistinctWords::default();
+    let mut lines = DistinctWords::default();
+    let mut phases = DistinctWords::default();
+    let mut kernels = DistinctWords::default();
+    let mut sizes = DistinctNumbers::default();
+    let mut times = DistinctNumbers::default();
+    let mut numbers = Distances::default();
+    let mut layers = Distances::default();
+    let mut instructions: [RunLengthColumn; 6] = Default::default();
     for i in &timeline.instructions {
         let kernel = i.kernel.map_or(-1, |kernel| kernels.number(kernel.to_owned()) as i64);
         let phase = phases.number(phase_name(i.phase).to_owned()) as i64;
         let nanoseconds = times.number((1e9 * i.seconds).round() as u64);
         let [name, number] = names.name(&i.label);
-        let layer = layers.of(layer_of(i.layer));
-        push_all(&mut instructions, [name, numbers.of(number), layer, phase, kernel, nanoseconds]);
+        let layer = layers.delta(i.layer.map_or(-1, i64::from));
+        push_row(&mut instructions, [name, numbers.delta(number), layer, phase, kernel, nanoseconds]);
     }
-    let (mut numbers, mut layers, mut births) =
-        (Distances::default(), Distances::default(), Distances::default());
-    let mut tensors: [Column; 9] = Default::default();
+    let mut numbers = Distances::default();
+    let mut layers = Distances::default();
+    let mut births = Distances::default();
+    let mut tensors: [RunLengthColumn; 9] = Default::default();
     let mut end = 0_i64;
     let alignment = timeline.alignment.max(1) as i64;
     for t in &timeline.tensors {
@@ -325,10 +350,11 @@ fn data(plan: &Planned, title: &str) -> String {
         let life = if t.plan.is_some() { (t.death - t.birth) as i64 } else { -1 };
         let line = lines.number(t.line.clone()) as i64;
         let [name, number] = names.name(&t.name);
-        let (layer, birth) = (layers.of(layer_of(t.layer)), births.of(t.birth as i64));
+        let layer = layers.delta(t.layer.map_or(-1, i64::from));
+        let birth = births.delta(t.birth as i64);
         let size = sizes.number(t.bytes.0);
-        let row = [name, numbers.of(number), layer, phase, line, birth, life, distance, size];
-        push_all(&mut tensors, row);
+        let row = [name, numbers.delta(number), layer, phase, line, birth, life, distance, size];
+        push_row(&mut tensors, row);
     }
     let plans: Vec<_> =
         timeline.plans.iter().map(|p| json!([Name(&p.name).to_string(), p.first, p.count])).collect();
@@ -343,29 +369,25 @@ fn data(plan: &Planned, title: &str) -> String {
         "alignment": alignment, "plans": plans, "outside": outside, "sizes": sizes.numbers, "times": times.numbers, "names": names.words,
         "lines": lines.words, "phases": phases.words, "kernels": kernels.words,
     });
-    let columns = |columns: Vec<Column>| columns.into_iter().map(Column::json).collect::<Vec<_>>().join(",");
     let head = json(&head.to_string());
     // The head is an object, which ends in a brace.
     let open = &head[..head.len() - 1];
     format!(
         "{open},\"instructions\":[{}],\"tensors\":[{}]}}",
-        columns(instructions.into()),
-        columns(tensors.into())
+        instructions.map(RunLengthColumn::json).join(","),
+        tensors.map(RunLengthColumn::json).join(",")
     )
 }
 
 /// The lines of the ledger at the peak, beside each other for several plans.
-fn ledger(plans: &[Planned], titles: &[String]) -> String {
-    let ledgers: Vec<Vec<(String, u64)>> = plans.iter().map(at_peak).collect();
+fn ledger(plans: &[PlannedTimeline], titles: &[String]) -> String {
+    let ledgers: Vec<Vec<LedgerLine>> = plans.iter().map(at_peak).collect();
     let mut labels: Vec<&str> = vec![];
-    for (label, _) in ledgers.iter().flatten() {
-        if !labels.contains(&label.as_str()) {
-            labels.push(label);
+    for line in ledgers.iter().flatten() {
+        if !labels.contains(&line.label.as_str()) {
+            labels.push(&line.label);
         }
     }
-    let of =
-        |ledger: &[(String, u64)], label: &str| ledger.iter().find(|(l, _)| l == label).map_or(0, |(_, b)| *b);
-    let compared = plans.len() == 2;
     let mut head = "<th scope=\"col\">Line</th>".to_owned();
     for (number, title) in titles.iter().enumerate() {
         let _ = match plans.len() {
@@ -373,58 +395,66 @@ fn ledger(plans: &[Planned], titles: &[String]) -> String {
             _ => write!(head, "<th scope=\"col\" title=\"{}\">Plan {}</th>", escape(title), number + 1),
         };
     }
-    if compared {
+    if plans.len() == 2 {
         head += "<th scope=\"col\">Difference</th>";
     }
-    let row = |label: &str, bytes: Vec<u64>, class: &str| {
-        let mut cells = String::new();
-        for (number, bytes) in bytes.iter().enumerate() {
-            let _ = write!(cells, "<td>{}</td>", whole(*bytes));
-            if plans.len() == 1 {
-                let share = crate::html::percent(*bytes, plans[number].timeline.peak.0);
-                let _ = write!(cells, "<td>{share}</td>");
-            }
-        }
-        if let ([a, b], true) = (&bytes[..], compared) {
-            let sign = if b > a {
-                "+"
-            } else if b < a {
-                "−"
-            } else {
-                ""
-            };
-            let _ = write!(cells, "<td>{sign}{}</td>", whole(a.abs_diff(*b)));
-        }
-        format!("<tr{class}><th scope=\"row\">{}</th>{cells}</tr>\n", escape(label))
-    };
-    let mut rows: String = labels
-        .iter()
-        .map(|label| row(label, ledgers.iter().map(|ledger| of(ledger, label)).collect(), ""))
-        .collect();
-    let peaks = plans.iter().map(|plan| plan.timeline.peak.0).collect();
-    rows += &row("peak", peaks, " class=\"sum\"");
+    let mut rows = String::new();
+    for label in labels {
+        let lines = ledgers.iter().map(|ledger| ledger.iter().find(|line| line.label == label));
+        let bytes: Vec<u64> = lines.map(|line| line.map_or(0, |line| line.bytes)).collect();
+        rows += &ledger_row(plans, label, &bytes, "");
+    }
+    let peaks: Vec<u64> = plans.iter().map(|plan| plan.timeline.peak.0).collect();
+    rows += &ledger_row(plans, "peak", &peaks, " class=\"sum\"");
     format!(
         "<div class=\"scroll\"><table class=\"numbers ledger\"><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>\n"
     )
 }
 
-/// Lines with bytes at the peak; padding is what the peak has beside them.
-fn at_peak(plan: &Planned) -> Vec<(String, u64)> {
-    let timeline = &plan.timeline;
-    let at = timeline.peak_instruction;
-    let mut lines: Vec<(String, u64)> = vec![];
-    let live = timeline.tensors.iter().filter(|t| (t.birth..=t.death).contains(&at));
-    for (label, bytes) in
-        live.map(|t| (&t.line, t.bytes.0)).chain(timeline.outside.iter().map(|s| (&s.label, s.bytes.0)))
-    {
-        match lines.iter_mut().find(|(line, _)| line == label) {
-            Some((_, sum)) => *sum += bytes,
-            None => lines.push((label.clone(), bytes)),
+/// A row of the ledger: the bytes of each plan, with their share of the peak for a single plan, and the difference of two.
+fn ledger_row(plans: &[PlannedTimeline], label: &str, bytes: &[u64], class: &str) -> String {
+    let mut cells = String::new();
+    for (number, bytes) in bytes.iter().enumerate() {
+        let _ = write!(cells, "<td>{}</td>", grouped(*bytes));
+        if plans.len() == 1 {
+            let share = crate::html::percent(*bytes, plans[number].timeline.peak.0);
+            let _ = write!(cells, "<td>{share}</td>");
         }
     }
-    let sum: u64 = lines.iter().map(|(_, bytes)| bytes).sum();
+    if let [a, b] = bytes {
+        let sign = match b.cmp(a) {
+            Ordering::Greater => "+",
+            Ordering::Less => "−",
+            Ordering::Equal => "",
+        };
+        let _ = write!(cells, "<td>{sign}{}</td>", grouped(a.abs_diff(*b)));
+    }
+    format!("<tr{class}><th scope=\"row\">{}</th>{cells}</tr>\n", escape(label))
+}
+
+/// A line of the ledger.
+struct LedgerLine {
+    label: String,
+    bytes: u64,
+}
+
+/// Lines with bytes at the peak; padding is what the peak has beside them.
+fn at_peak(plan: &PlannedTimeline) -> Vec<LedgerLine> {
+    let timeline = &plan.timeline;
+    let at = timeline.peak_instruction;
+    let live = timeline.tensors.iter().filter(|t| (t.birth..=t.death).contains(&at));
+    let live = live.map(|t| (&t.line, t.bytes.0));
+    let outside = timeline.outside.iter().map(|s| (&s.label, s.bytes.0));
+    let mut lines: Vec<LedgerLine> = vec![];
+    for (label, bytes) in live.chain(outside) {
+        match lines.iter_mut().find(|line| line.label == *label) {
+            Some(line) => line.bytes += bytes,
+            None => lines.push(LedgerLine { label: label.clone(), bytes }),
+        }
+    }
+    let sum: u64 = lines.iter().map(|line| line.bytes).sum();
     if timeline.peak.0 > sum {
-        lines.push(("padding and packing".to_owned(), timeline.peak.0 - sum));
+        lines.push(LedgerLine { label: "padding and packing".to_owned(), bytes: timeline.peak.0 - sum });
     }
     lines
 }
@@ -432,30 +462,33 @@ fn at_peak(plan: &Planned) -> Vec<(String, u64)> {
 /// Rows of the table of the slowest instructions.
 const SLOWEST: usize = 500;
 
+/// A number as it is stored in a column.
+fn cell_text(cells: &CellKind, value: f64) -> String {
+    let mut text = String::new();
+    cells.write(value, &mut text);
+    text
+}
+
 /// The instructions that ran, with the most measured time first.
-fn slowest(timeline: &Timeline, measured: &Measured) -> PageTable {
+fn slowest(timeline: &Timeline, measured: &MeasuredStep) -> PageTable {
     let ran = measured.seconds.iter().enumerate().filter_map(|(i, seconds)| Some((i, (*seconds)?)));
     let mut ran: Vec<(usize, f64)> = ran.collect();
     let count = ran.len();
     ran.sort_by(|a, b| b.1.total_cmp(&a.1));
     ran.truncate(SLOWEST);
-    let (mut phases, mut kernels) = (Words::default(), Words::default());
-    let microseconds = Cells::Number { stored: 3 };
-    let ratios = Cells::Number { stored: 3 };
+    let mut phases = DistinctWords::default();
+    let mut kernels = DistinctWords::default();
+    let microseconds = CellKind::Number { stored: 3 };
+    let ratios = CellKind::Number { stored: 3 };
     let mut values: [Vec<String>; 8] = Default::default();
     for &(i, seconds) in &ran {
         let instruction = &timeline.instructions[i];
-        let number = |cells: &Cells, value: f64| {
-            let mut text = String::new();
-            cells.write(value, &mut text);
-            text
-        };
         let ratio = if instruction.seconds > 0.0 { seconds / instruction.seconds } else { f64::NAN };
         let row = [
             json(&json!(Name(&instruction.label).to_string()).to_string()),
-            number(&microseconds, 1e6 * seconds),
-            number(&microseconds, 1e6 * instruction.seconds),
-            number(&ratios, ratio),
+            cell_text(&microseconds, 1e6 * seconds),
+            cell_text(&microseconds, 1e6 * instruction.seconds),
+            cell_text(&ratios, ratio),
             instruction.layer.map_or_else(|| "null".to_owned(), |layer| layer.to_string()),
             phases.number(phase_name(instruction.phase).to_owned()).to_string(),
             kernels.number(instruction.kernel.unwrap_or("none").to_owned()).to_string(),
@@ -463,43 +496,37 @@ fn slowest(timeline: &Timeline, measured: &Measured) -> PageTable {
         ];
         values.iter_mut().zip(row).for_each(|(column, cell)| column.push(cell));
     }
-    let column = |key: &str, label: &str, help: &str, cells, filter| PageColumn {
-        key: key.to_owned(),
-        label: label.to_owned(),
-        help: help.to_owned(),
-        cells,
-        shown: true,
-        filter,
-    };
     let columns = vec![
-        column("label", "Instruction", "Op, with its parameter or layer", Cells::Text, true),
-        column("measured", "Measured", "Measured time in microseconds", microseconds, false),
-        column(
+        PageColumn::new("label", "Instruction", "Op, with its parameter or layer", CellKind::Text).filtered(),
+        PageColumn::new("measured", "Measured", "Measured time in microseconds", microseconds),
+        PageColumn::new(
             "expected",
             "Expected",
             "Time in microseconds that the plan expects of this step",
-            Cells::Number { stored: 3 },
-            false,
+            CellKind::Number { stored: 3 },
         ),
-        column("ratio", "Ratio", "Measured time divided by expected time", ratios, true),
-        column("step_layer", "Layer", "Transformer layer", Cells::Count, false),
-        column("step_phase", "Phase", "Phase of the step", Cells::Words(phases.words), true),
-        column("kernel", "Kernel", "Kernel of a launch", Cells::Words(kernels.words), true),
-        column("number", "Number", "Number of the instruction, counted from 0", Cells::Count, false),
+        PageColumn::new("ratio", "Ratio", "Measured time divided by expected time", ratios).filtered(),
+        PageColumn::new("step_layer", "Layer", "Transformer layer", CellKind::Count),
+        PageColumn::new("step_phase", "Phase", "Phase of the step", CellKind::Words(phases.words)).filtered(),
+        PageColumn::new("kernel", "Kernel", "Kernel of a launch", CellKind::Words(kernels.words)).filtered(),
+        PageColumn::new("number", "Number", "Number of the instruction, counted from 0", CellKind::Count),
     ];
     PageTable {
         id: "instruction-table",
         caption: format!("The {} slowest of {count} measured instructions", ran.len()),
         elsewhere: format!("{} {} lists the slowest kernels", Command::Bench, Setting::Json),
         columns,
-        sort: ("measured", true),
+        sort_key: "measured",
+        sort_descending: true,
         values: values.into_iter().map(|cells| cells.join(",")).collect(),
     }
 }
 
 /// The largest tensors of all plans.
-fn table(plans: &[Planned], titles: &[String]) -> PageTable {
-    let (mut lines, mut phases, mut steps) = (Words::default(), Words::default(), Words::default());
+fn table(plans: &[PlannedTimeline], titles: &[String]) -> PageTable {
+    let mut lines = DistinctWords::default();
+    let mut phases = DistinctWords::default();
+    let mut steps = DistinctWords::default();
     let mut all: Vec<(usize, &TimelineTensor)> = plans
         .iter()
         .enumerate()
@@ -517,13 +544,12 @@ fn table(plans: &[Planned], titles: &[String]) -> PageTable {
             (Some(plan), 1) => timeline.plans[plan].name.clone(),
             _ => format!("plan {}", number + 1),
         };
-        let null = || "null".to_owned();
         let row = [
             json(&json!(Name(&t.name).to_string()).to_string()),
             t.bytes.0.to_string(),
             lines.number(t.line.clone()).to_string(),
-            t.layer.map_or_else(null, |layer| layer.to_string()),
-            t.phase.map_or_else(null, |phase| phases.number(phase_name(phase).to_owned()).to_string()),
+            t.layer.map_or("null".to_owned(), |layer| layer.to_string()),
+            t.phase.map_or("null".to_owned(), |phase| phases.number(phase_name(phase).to_owned()).to_string()),
             steps.number(step).to_string(),
             t.birth.to_string(),
             t.death.to_string(),
@@ -531,80 +557,59 @@ fn table(plans: &[Planned], titles: &[String]) -> PageTable {
         ];
         values.iter_mut().zip(row).for_each(|(column, cell)| column.push(cell));
     }
-    let column = |key: &str, label: &str, help: &str, cells, shown, filter| PageColumn {
-        key: key.to_owned(),
-        label: label.to_owned(),
-        help: help.to_owned(),
-        cells,
-        shown,
-        filter,
-    };
     let columns = vec![
-        column(
+        PageColumn::new(
             "name",
             "Name",
             "Parameter, state or input; for a computed tensor the instruction that writes it",
-            Cells::Text,
-            true,
-            true,
-        ),
-        column("bytes", "Bytes", "Size in a step of the largest size", Cells::Count, true, false),
-        column(
+            CellKind::Text,
+        )
+        .filtered(),
+        PageColumn::new("bytes", "Bytes", "Size in a step of the largest size", CellKind::Count),
+        PageColumn::new(
             "line",
             "Line",
             "Line of the ledger that counts the bytes",
-            Cells::Words(lines.words),
-            true,
-            true,
-        ),
-        column(
+            CellKind::Words(lines.words),
+        )
+        .filtered(),
+        PageColumn::new(
             "layer",
             "Layer",
             "Transformer layer of the instruction that writes the tensor, or of the first that reads it",
-            Cells::Count,
-            true,
-            false,
+            CellKind::Count,
         ),
-        column(
+        PageColumn::new(
             "phase",
             "Phase",
             "Phase of the step in which the tensor is written; none for tensors that live for the whole run",
-            Cells::Words(phases.words),
-            true,
-            true,
-        ),
-        column(
+            CellKind::Words(phases.words),
+        )
+        .filtered(),
+        PageColumn::new(
             "plan",
             "Plan",
             "Part of the step that the tensor belongs to",
-            Cells::Words(steps.words),
-            false,
-            true,
-        ),
-        column(
+            CellKind::Words(steps.words),
+        )
+        .filtered()
+        .hidden(),
+        PageColumn::new(
             "birth",
             "Birth",
             "First instruction at which the tensor is in memory, counted from 0",
-            Cells::Count,
-            true,
-            false,
+            CellKind::Count,
         ),
-        column(
-            "death",
-            "Death",
-            "Last instruction at which the tensor is in memory",
-            Cells::Count,
-            true,
-            false,
-        ),
-        column("address", "Address", "Offset in the arena in bytes", Cells::Count, true, false),
+        PageColumn::new("death", "Death", "Last instruction at which the tensor is in memory", CellKind::Count),
+        PageColumn::new("address", "Address", "Offset in the arena in bytes", CellKind::Count),
     ];
     PageTable {
         id: "tensor-table",
         caption: format!("The {} largest of {} tensors of {}", all.len(), count, titles.join(" and ")),
         elsewhere: format!("{} {} writes the timeline as JSON", Command::Plan, Setting::Trace),
         columns,
-        sort: ("bytes", true),
+        sort_key: "bytes",
+        sort_descending: true,
         values: values.into_iter().map(|cells| cells.join(",")).collect(),
     }
 }
@@ -646,10 +651,10 @@ mod tests {
 
     #[test]
     fn runs_of_equal_numbers_are_pairs() {
-        let mut column = Column::default();
+        let mut column = RunLengthColumn::default();
         [1, 1, 1, 2, 2, 2, 2, -3].into_iter().for_each(|number| column.push(number));
         assert_eq!(column.json(), "[1,1,1,[2,4],-3]");
-        assert_eq!(Column::default().json(), "[]");
+        assert_eq!(RunLengthColumn::default().json(), "[]");
     }
 
     #[test]

@@ -2,15 +2,15 @@
 //! Invariant: a value on the page is one of metrics.jsonl or run.json, and where a point stands for several steps, the page shows
 //! their mean and range and says so; the page has at most 5 MB.
 
-use crate::curves::{Curves, load_map};
+use crate::curves::{Curves, MarkedEvent, load_map};
 use crate::error::ReportError;
-use crate::html::{decimal, escape, json, whole};
-use crate::page::{Page, Section};
+use crate::html::{decimal, escape, grouped, json};
+use crate::page::{HtmlPage, PageSection};
 use plimsoll_data::printable::Name;
 use plimsoll_runtime::series::{Point, Series};
 use plimsoll_setting::Command;
 use plimsoll_train::charts::{self, Chart, Line, Unit, number};
-use plimsoll_train::history::{RunEvent, RunHistory, differences};
+use plimsoll_train::history::{RunHistory, differences};
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ const MOST_EVENTS: usize = 300;
 const MOST_KEYS: usize = 1000;
 
 /// Reads the runs and composes their page.
-pub fn page(folders: &[PathBuf], title: Option<&str>) -> Result<Page, ReportError> {
+pub fn page(folders: &[PathBuf], title: Option<&str>) -> Result<HtmlPage, ReportError> {
     let runs = charts::open(folders).map_err(ReportError::Training)?;
     let names = charts::names(&runs);
     let title = match title {
@@ -42,39 +42,39 @@ pub fn page(folders: &[PathBuf], title: Option<&str>) -> Result<Page, ReportErro
         None if names.len() == 1 => format!("Training run {}", names[0]),
         None => format!("{} training runs: {}", names.len(), Name(&names.join(", "))),
     };
-    let report = Training { runs: &runs, names: &names };
+    let report = TrainingReport { runs: &runs, names: &names };
     let mut sections = vec![
-        Section { id: "charts", title: "Charts", body: report.charts() },
-        Section { id: "runs", title: "Results", body: report.results() },
+        PageSection { id: "charts", title: "Charts", body: report.charts() },
+        PageSection { id: "runs", title: "Results", body: report.results() },
     ];
     let loads = report.loads();
     if !loads.is_empty() {
-        sections.insert(1, Section { id: "experts", title: "Load of the experts", body: loads });
+        sections.insert(1, PageSection { id: "experts", title: "Load of the experts", body: loads });
     }
-    sections.push(Section { id: "events", title: "Events", body: report.events() });
-    sections.push(Section { id: "configuration", title: "Configuration", body: report.configuration() });
+    sections.push(PageSection { id: "events", title: "Events", body: report.events() });
+    sections.push(PageSection { id: "configuration", title: "Configuration", body: report.configuration() });
     let stages = report.stages();
     if !stages.is_empty() {
-        sections.push(Section { id: "stages", title: "Memory by stage", body: stages });
+        sections.push(PageSection { id: "stages", title: "Memory by stage", body: stages });
     }
     let footer = format!(
         "Written by {} {} from metrics.jsonl, config.yaml and run.json.",
         Command::Report,
         env!("CARGO_PKG_VERSION")
     );
-    Ok(Page { title, lead: report.lead(), sections, footer, own: (STYLE, SCRIPT) })
+    Ok(HtmlPage { title, lead: report.lead(), sections, footer, own_style: STYLE, own_script: SCRIPT })
 }
 
 /// The runs of a page.
-struct Training<'a> {
+struct TrainingReport<'a> {
     runs: &'a [RunHistory],
     names: &'a [String],
 }
 
-impl Training<'_> {
+impl TrainingReport<'_> {
     fn lead(&self) -> String {
         let [run] = self.runs else { return String::new() };
-        let steps = format!("{} steps", whole(run.last_step));
+        let steps = format!("{} steps", grouped(run.last_step));
         let parts: Vec<String> = run.about().map(|part| escape(&part)).collect();
         format!("<p class=\"sub\">{}</p>\n", [&[steps], &parts[..]].concat().join(" · "))
     }
@@ -85,36 +85,38 @@ impl Training<'_> {
         if all.is_empty() {
             return "<p>metrics.jsonl has no number yet.</p>\n".to_owned();
         }
-        let (mut lines, mut shown, mut left) = (0, vec![], vec![]);
+        let mut lines = 0;
+        let mut shown = vec![];
+        let mut omitted = vec![];
         for chart in all {
-            match lines + chart.lines.len() <= MOST_LINES {
-                true => {
-                    lines += chart.lines.len();
-                    shown.push(chart);
-                }
-                false => left.push(chart.id),
+            if lines + chart.lines.len() <= MOST_LINES {
+                lines += chart.lines.len();
+                shown.push(chart);
+            } else {
+                omitted.push(chart.id)
             }
         }
-        let room = ROOM / lines.max(1);
-        let [most, drawn] = [room * 3 / 4 / POINT[0], room / 4 / POINT[1]];
-        let (most, drawn) = (most.clamp(40, 2000), drawn.clamp(20, 300));
+        // Three quarters of the bytes are for the data of the script, and one for the marks that are drawn without it.
+        let line_bytes = ROOM / lines.max(1);
+        let data_points = (line_bytes * 3 / 4 / POINT[0]).clamp(40, 2000);
+        let drawn_points = (line_bytes / 4 / POINT[1]).clamp(20, 300);
         for line in shown.iter_mut().flat_map(|chart| &mut chart.lines) {
-            line.points = self.thinned(line, most);
+            line.points = self.thinned(line, data_points);
         }
         let end = charts::last_step(self.runs);
         let events = self.marked_events();
         let mut html = self.key();
         html += "<div class=\"controls\" id=\"training-controls\"></div>\n<div class=\"charts\">\n";
         for chart in &shown {
-            html += &Curves { chart, names: self.names, end, events: &events, most: drawn }.html();
+            html += &Curves { chart, names: self.names, end, events: &events, max_points: drawn_points }.html();
         }
         html += "</div>\n";
         if charts::are_joined(&shown) {
             html += "<p class=\"note\">These runs have more steps than a page can hold: a line is the mean of neighbouring steps, \
                      and the band behind it reaches from their lowest to their highest value. metrics.jsonl has every step.</p>\n";
         }
-        if !left.is_empty() {
-            let names = escape(&Name(&left.join(", ")).to_string());
+        if !omitted.is_empty() {
+            let names = escape(&Name(&omitted.join(", ")).to_string());
             let _ = writeln!(
                 html,
                 "<p class=\"note\">Without charts, because the page would be too large: {names}.</p>"
@@ -128,148 +130,84 @@ impl Training<'_> {
         html
     }
 
-    fn thinned(&self, line: &Line, most: usize) -> Vec<Point> {
-        self.runs[line.run].series(&line.series).map_or_else(Vec::new, |series| series.thinned(most))
+    fn thinned(&self, line: &Line, max_points: usize) -> Vec<Point> {
+        self.runs[line.run].series(&line.series).map_or_else(Vec::new, |series| series.thinned(max_points))
     }
 
     /// Colours of the runs; boxes to hide them are added by the script.
     fn key(&self) -> String {
-        let entry = |(place, name): (usize, &String)| {
-            format!(
+        let mut entries = String::new();
+        for (place, name) in self.names.iter().enumerate() {
+            let _ = write!(
+                entries,
                 "<li data-run=\"{place}\"><svg aria-hidden=\"true\"><rect class=\"r{place}\" width=\"100%\" \
                  height=\"100%\"/></svg>{}</li>",
                 escape(name)
-            )
-        };
-        let entries: String = self.names.iter().enumerate().map(entry).collect();
+            );
+        }
         format!("<ul class=\"key runs\" id=\"training-runs\">{entries}</ul>\n")
     }
 
     /// Data of the script: each distinct list of steps once, since the series of a run mostly have values at the same steps.
     fn data(&self, charts: &[Chart], end: u64) -> Value {
-        let mut lists: Vec<(Vec<u64>, Vec<u64>)> = vec![];
-        let mut steps_of = |line: &Line| {
-            let list = (
-                line.points.iter().map(|point| point.first).collect(),
-                line.points.iter().map(|point| point.last).collect(),
-            );
-            lists.iter().position(|known| *known == list).unwrap_or_else(|| {
-                lists.push(list);
-                lists.len() - 1
-            })
-        };
-        let line = |line: &Line, steps: usize| {
-            let values = |of: fn(&Point) -> f64| -> Vec<Value> {
-                line.points.iter().map(|point| short(of(point))).collect()
-            };
-            let mut data = json!({
-                "run": line.run, "series": line.series, "place": line.place, "marked": line.marked, "steps": steps,
-                "mean": values(Point::mean),
-            });
-            if line.points.iter().any(|point| point.low < point.high) {
-                data["low"] = values(|point| point.low).into();
-                data["high"] = values(|point| point.high).into();
-            }
-            data
-        };
-        let chart = |chart: &Chart| {
-            let (factor, unit) = chart.unit.scale(chart.axis(false).high.abs());
-            let limits = chart
-                .limits
-                .iter()
-                .map(|limit| json!({"run": limit.run, "name": limit.name, "value": limit.value}));
-            let lines: Vec<Value> = chart
-                .lines
-                .iter()
-                .map(|l| (l, steps_of(l)))
-                .collect::<Vec<_>>()
-                .into_iter()
-                .map(|(l, s)| line(l, s))
-                .collect();
-            json!({
-                "id": chart.id, "factor": factor, "unit": unit, "log": chart.suits_log, "zero": chart.from_zero,
-                "limits": limits.collect::<Vec<_>>(), "lines": lines,
-            })
-        };
-        let charts: Vec<Value> = charts.iter().map(chart).collect();
-        let events: Vec<Value> = self
-            .marked_events()
-            .iter()
-            .map(|(run, event)| json!([run, event.step, event.name, event.text]))
-            .collect();
-        // The last step of a point is stored as its distance from the first one; a list of zeros is left out.
-        let steps: Vec<Value> = lists
-            .into_iter()
-            .map(|(first, last)| {
-                let spans: Vec<u64> = first.iter().zip(&last).map(|(first, last)| last - first).collect();
-                match spans.iter().all(|&span| span == 0) {
-                    true => json!({"first": first}),
-                    false => json!({"first": first, "span": spans}),
-                }
-            })
-            .collect();
+        let mut lists = StepLists::default();
+        let charts: Vec<Value> = charts.iter().map(|chart| chart_data(chart, &mut lists)).collect();
+        let events = self.marked_events().into_iter();
+        let events: Vec<Value> =
+            events.map(|MarkedEvent { run, event }| json!([run, event.step, event.name, event.text])).collect();
+        let steps: Vec<Value> = lists.0.iter().map(StepList::json).collect();
         json!({"end": end, "runs": self.names, "steps": steps, "charts": charts, "events": events})
     }
 
     /// The first events with a step, of all runs.
-    fn marked_events(&self) -> Vec<(usize, &RunEvent)> {
-        let each = MOST_EVENTS / self.runs.len().max(1);
-        let of_run = |(place, run)| {
-            let run: &RunHistory = run;
-            run.marked_events(each).map(move |(_, event)| (place, event))
-        };
-        self.runs.iter().enumerate().flat_map(of_run).collect()
+    fn marked_events(&self) -> Vec<MarkedEvent<'_>> {
+        let max_of_run = MOST_EVENTS / self.runs.len().max(1);
+        let mut events = vec![];
+        for (run, history) in self.runs.iter().enumerate() {
+            events.extend(history.marked_events(max_of_run).map(|(_, event)| MarkedEvent { run, event }));
+        }
+        events
     }
 
     /// Final and best values, a column for each run.
     fn results(&self) -> String {
-        let text = |run: &RunHistory, key: &str| run.record[key].as_str().map(|text| Name(text).to_string());
-        let float =
-            |run: &RunHistory, key: &str, unit: Unit| run.record[key].as_f64().map(|value| unit.text(value));
-        let last = |run: &RunHistory, name: &str| run.series(name).map(|series| number(series.last));
-        let lowest = |run: &RunHistory, name: &str| {
-            run.series(name)
-                .map(|series| format!("{} at step {}", number(series.lowest.0), whole(series.lowest.1)))
-        };
-        type Row<'a> = (&'a str, Box<dyn Fn(&RunHistory) -> Option<String> + 'a>);
-        let rows: Vec<Row> = vec![
-            ("Status", Box::new(move |run| text(run, "status"))),
-            ("Error", Box::new(move |run| text(run, "error"))),
-            ("Ended by", Box::new(move |run| text(run, "ended"))),
-            ("Steps", Box::new(|run| Some(whole(run.last_step)))),
-            ("Tokens", Box::new(|run| run.series("tokens").map(|series| whole(series.last as u64)))),
-            ("Last loss", Box::new(move |run| last(run, "loss"))),
-            ("Lowest loss of a step", Box::new(move |run| lowest(run, "loss"))),
-            ("Last validation loss", Box::new(move |run| last(run, "validation_loss"))),
-            ("Lowest validation loss", Box::new(move |run| lowest(run, "validation_loss"))),
-            ("Last gradient norm", Box::new(move |run| last(run, "grad_norm"))),
-            (
-                "Tokens per second, whole run",
-                Box::new(move |run| float(run, "tokens_per_second", Unit::Number)),
-            ),
-            ("Tokens per second, last line", Box::new(move |run| last(run, "tokens_per_second"))),
-            ("Seconds", Box::new(move |run| run.record["seconds"].as_f64().map(|seconds| decimal(seconds, 1)))),
-            (
-                "Highest resident memory",
-                Box::new(|run| run.series("memory_bytes").map(|series| Unit::Bytes.text(series.highest.0))),
-            ),
-            ("Planned peak", Box::new(move |run| float(run, "peak_bytes", Unit::Bytes))),
-            ("Memory budget", Box::new(move |run| float(run, "budget_bytes", Unit::Bytes))),
-            ("Skipped steps", Box::new(move |run| last(run, "skipped"))),
-            (
-                "Dropped rows in a step, at most",
-                Box::new(|run| run.series("dropped").map(|series| number(series.highest.0))),
-            ),
-            ("Events", Box::new(|run| Some(whole(run.event_count)))),
-            ("Device", Box::new(move |run| text(run, "device"))),
-            ("Version", Box::new(move |run| text(run, "plimsoll"))),
-            ("Folder", Box::new(|run| Some(plimsoll_data::printable::EscapedPath(&run.folder).to_string()))),
+        let rows = [
+            self.row("Status", |run| record_text(run, "status")),
+            self.row("Error", |run| record_text(run, "error")),
+            self.row("Ended by", |run| record_text(run, "ended")),
+            self.row("Steps", |run| Some(grouped(run.last_step))),
+            self.row("Tokens", |run| run.series("tokens").map(|series| grouped(series.last as u64))),
+            self.row("Last loss", |run| last(run, "loss")),
+            self.row("Lowest loss of a step", |run| lowest(run, "loss")),
+            self.row("Last validation loss", |run| last(run, "validation_loss")),
+            self.row("Lowest validation loss", |run| lowest(run, "validation_loss")),
+            self.row("Last gradient norm", |run| last(run, "grad_norm")),
+            self.row("Tokens per second, whole run", |run| {
+                record_number(run, "tokens_per_second", Unit::Number)
+            }),
+            self.row("Tokens per second, last line", |run| last(run, "tokens_per_second")),
+            self.row("Seconds", |run| run.record["seconds"].as_f64().map(|seconds| decimal(seconds, 1))),
+            self.row("Highest resident memory", |run| {
+                run.series("memory_bytes").map(|series| Unit::Bytes.text(series.highest.0))
+            }),
+            self.row("Planned peak", |run| record_number(run, "peak_bytes", Unit::Bytes)),
+            self.row("Memory budget", |run| record_number(run, "budget_bytes", Unit::Bytes)),
+            self.row("Skipped steps", |run| last(run, "skipped")),
+            self.row("Dropped rows in a step, at most", |run| {
+                run.series("dropped").map(|series| number(series.highest.0))
+            }),
+            self.row("Events", |run| Some(grouped(run.event_count))),
+            self.row("Device", |run| record_text(run, "device")),
+            self.row("Version", |run| record_text(run, "plimsoll")),
+            self.row("Folder", |run| Some(plimsoll_data::printable::EscapedPath(&run.folder).to_string())),
         ];
-        let row = |(title, value): Row| {
-            let cells: Vec<Option<String>> = self.runs.iter().map(value).collect();
-            cells.iter().any(Option::is_some).then_some((title.to_owned(), cells))
-        };
-        self.table("Value", rows.into_iter().filter_map(row)) + &self.values()
+        let rows = rows.into_iter().filter(|row| row.cells.iter().any(Option::is_some));
+        self.table("Value", rows) + &self.values()
+    }
+
+    /// A row of a table with a value of each run.
+    fn row(&self, title: &str, value: impl Fn(&RunHistory) -> Option<String>) -> ComparedRow {
+        ComparedRow { title: title.to_owned(), cells: self.runs.iter().map(value).collect() }
     }
 
     /// Last, lowest and highest value of every series.
@@ -278,13 +216,7 @@ impl Training<'_> {
             self.runs.iter().flat_map(|run| &run.series).map(|s| s.name.as_str()).collect();
         names.sort_unstable();
         names.dedup();
-        let cell = |series: &Series| {
-            let at = |(value, step): (f64, u64)| format!("{} ({})", number(value), whole(step));
-            format!("{}; {} to {}", number(series.last), at(series.lowest), at(series.highest))
-        };
-        let rows = names
-            .into_iter()
-            .map(|name| (name.to_owned(), self.runs.iter().map(|run| run.series(name).map(cell)).collect()));
+        let rows = names.into_iter().map(|name| self.row(name, |run| run.series(name).map(last_and_range)));
         format!(
             "<details><summary>All series: last value; lowest (step) to highest (step)</summary>\n{}</details>\n",
             self.table("Series", rows)
@@ -292,13 +224,13 @@ impl Training<'_> {
     }
 
     /// A table with a column for each run; cells are plain text.
-    fn table(&self, first: &str, rows: impl Iterator<Item = (String, Vec<Option<String>>)>) -> String {
+    fn table(&self, first: &str, rows: impl Iterator<Item = ComparedRow>) -> String {
         let heads: String =
             self.names.iter().map(|name| format!("<th scope=\"col\">{}</th>", escape(name))).collect();
         let mut html = format!(
             "<div class=\"scroll\"><table class=\"plain compared\"><thead><tr><th scope=\"col\">{first}</th>{heads}</tr></thead><tbody>\n"
         );
-        for (title, cells) in rows {
+        for ComparedRow { title, cells } in rows {
             let cells: String = cells
                 .into_iter()
                 .map(|cell| {
@@ -313,13 +245,13 @@ impl Training<'_> {
 
     /// Maps of the load of the experts, for each run and layer; empty without experts.
     fn loads(&self) -> String {
-        let all = || charts::loads(self.runs, self.names);
-        let count = all().count();
+        let count = charts::loads(self.runs, self.names).count();
         if count == 0 {
             return String::new();
         }
-        let (mut rows, mut shown) = (0, vec![]);
-        for (title, load) in all().take(MOST_MAPS) {
+        let mut rows = 0;
+        let mut shown = vec![];
+        for (title, load) in charts::loads(self.runs, self.names).take(MOST_MAPS) {
             if rows + load.experts > MOST_CELLS / 4 {
                 break;
             }
@@ -349,10 +281,11 @@ impl Training<'_> {
         if total == 0 {
             return "<p>The runs have no events.</p>\n".to_owned();
         }
-        let (mut rows, mut shown) = (String::new(), 0);
+        let mut rows = String::new();
+        let mut shown = 0;
         for (run, name) in self.runs.iter().zip(self.names) {
             for event in run.events.iter().take(MOST_EVENTS / self.runs.len()) {
-                let step = event.step.map_or("–".to_owned(), whole);
+                let step = event.step.map_or("–".to_owned(), grouped);
                 let _ = writeln!(
                     rows,
                     "<tr><td>{}</td><td>{step}</td><td>{}</td><td>{}</td></tr>",
@@ -363,11 +296,10 @@ impl Training<'_> {
                 shown += 1;
             }
         }
-        let first = match shown < total {
-            true => {
-                format!("<p>{} of {} events; metrics.jsonl has all of them.</p>\n", whole(shown), whole(total))
-            }
-            false => String::new(),
+        let first = if shown < total {
+            format!("<p>{} of {} events; metrics.jsonl has all of them.</p>\n", grouped(shown), grouped(total))
+        } else {
+            String::new()
         };
         format!(
             "{first}<div class=\"scroll\"><table class=\"plain\"><thead><tr><th scope=\"col\">Run</th><th scope=\"col\">Step</th><th \
@@ -379,21 +311,21 @@ impl Training<'_> {
         let mut html = String::new();
         if self.runs.len() > 1 {
             let different = differences(self.runs);
-            html += match different.is_empty() {
-                true => "<p>The configurations are equal.</p>\n",
-                false => "<h3>Differences</h3>\n",
+            html += if different.is_empty() {
+                "<p>The configurations are equal.</p>\n"
+            } else {
+                "<h3>Differences</h3>\n"
             };
             if !different.is_empty() {
-                html += &self.table("Key", different.into_iter().take(MOST_KEYS));
+                let rows = different.into_iter().take(MOST_KEYS);
+                html += &self.table("Key", rows.map(|(title, cells)| ComparedRow { title, cells }));
             }
         }
         let mut keys: Vec<&String> = self.runs.iter().flat_map(|run| run.settings.keys()).collect();
         keys.sort_unstable();
         keys.dedup();
-        let rows = keys
-            .into_iter()
-            .take(MOST_KEYS)
-            .map(|key| (key.clone(), self.runs.iter().map(|run| run.settings.get(key).cloned()).collect()));
+        let keys = keys.into_iter().take(MOST_KEYS);
+        let rows = keys.map(|key| self.row(key, |run| run.settings.get(key).cloned()));
         let all = self.table("Key", rows);
         html + &format!("<details><summary>All keys</summary>\n{all}</details>\n")
     }
@@ -419,15 +351,17 @@ impl Training<'_> {
                 "<div class=\"scroll\"><table class=\"numbers\"><thead><tr><th scope=\"col\">Stage</th>{step_head}{heads}</tr></thead><tbody>"
             );
             for stage in &run.stages {
-                let cell = |key: &&str| {
+                let mut cells = String::new();
+                for key in &keys {
                     let value = stage.numbers.iter().find(|(known, _)| known == key).map(|(_, value)| *value);
                     let unit = if key.ends_with("bytes") { Unit::Bytes } else { Unit::Number };
-                    format!("<td>{}</td>", value.map_or("–".to_owned(), |value| unit.text(value)))
-                };
-                let cells: String = keys.iter().map(cell).collect();
-                let step = match with_steps {
-                    true => format!("<td>{}</td>", stage.step.map_or("–".to_owned(), whole)),
-                    false => String::new(),
+                    let value = value.map_or("–".to_owned(), |value| unit.text(value));
+                    let _ = write!(cells, "<td>{value}</td>");
+                }
+                let step = if with_steps {
+                    format!("<td>{}</td>", stage.step.map_or("–".to_owned(), grouped))
+                } else {
+                    String::new()
                 };
                 let _ = writeln!(html, "<tr><th scope=\"row\">{}</th>{step}{cells}</tr>", escape(&stage.name));
             }
@@ -435,6 +369,102 @@ impl Training<'_> {
         }
         html
     }
+}
+
+/// A row of a table with a column for each run.
+struct ComparedRow {
+    title: String,
+    cells: Vec<Option<String>>,
+}
+
+/// A text of the run record.
+fn record_text(run: &RunHistory, key: &str) -> Option<String> {
+    run.record[key].as_str().map(|text| Name(text).to_string())
+}
+
+/// A number of the run record with its unit.
+fn record_number(run: &RunHistory, key: &str, unit: Unit) -> Option<String> {
+    run.record[key].as_f64().map(|value| unit.text(value))
+}
+
+/// Last value of a series.
+fn last(run: &RunHistory, name: &str) -> Option<String> {
+    run.series(name).map(|series| number(series.last))
+}
+
+/// Lowest value of a series with its step.
+fn lowest(run: &RunHistory, name: &str) -> Option<String> {
+    let (value, step) = run.series(name)?.lowest;
+    Some(format!("{} at step {}", number(value), grouped(step)))
+}
+
+/// Last value of a series, and its lowest and highest values with their steps.
+fn last_and_range(series: &Series) -> String {
+    let [lowest, highest] =
+        [series.lowest, series.highest].map(|(value, step)| format!("{} ({})", number(value), grouped(step)));
+    format!("{}; {lowest} to {highest}", number(series.last))
+}
+
+/// The distinct lists of steps of all lines.
+#[derive(Default)]
+struct StepLists(Vec<StepList>);
+
+/// First and last step of each point of a line.
+#[derive(PartialEq)]
+struct StepList {
+    first: Vec<u64>,
+    last: Vec<u64>,
+}
+
+impl StepLists {
+    /// Index of the list of a line, which is added if it is new.
+    fn index_of(&mut self, line: &Line) -> usize {
+        let list = StepList {
+            first: line.points.iter().map(|point| point.first).collect(),
+            last: line.points.iter().map(|point| point.last).collect(),
+        };
+        self.0.iter().position(|known| *known == list).unwrap_or_else(|| {
+            self.0.push(list);
+            self.0.len() - 1
+        })
+    }
+}
+
+impl StepList {
+    /// The list for the script: the last step of a point as its distance from the first one; a list of zeros is left out.
+    fn json(&self) -> Value {
+        let spans: Vec<u64> = self.first.iter().zip(&self.last).map(|(first, last)| last - first).collect();
+        if spans.iter().all(|&span| span == 0) {
+            json!({"first": self.first})
+        } else {
+            json!({"first": self.first, "span": spans})
+        }
+    }
+}
+
+/// Data of a chart for the script.
+fn chart_data(chart: &Chart, steps: &mut StepLists) -> Value {
+    let (factor, unit) = chart.unit.scale(chart.axis(false).high.abs());
+    let limits =
+        chart.limits.iter().map(|limit| json!({"run": limit.run, "name": limit.name, "value": limit.value}));
+    let lines: Vec<Value> = chart.lines.iter().map(|line| line_data(line, steps.index_of(line))).collect();
+    json!({
+        "id": chart.id, "factor": factor, "unit": unit, "log": chart.suits_log, "zero": chart.from_zero,
+        "limits": limits.collect::<Vec<_>>(), "lines": lines,
+    })
+}
+
+/// Data of a line for the script; `steps` is the index of its list of steps.
+fn line_data(line: &Line, steps: usize) -> Value {
+    let mut data = json!({
+        "run": line.run, "series": line.series, "place": line.place, "marked": line.marked, "steps": steps,
+        "mean": line.points.iter().map(|point| short(point.mean())).collect::<Vec<_>>(),
+    });
+    if line.points.iter().any(|point| point.low < point.high) {
+        data["low"] = line.points.iter().map(|point| short(point.low)).collect();
+        data["high"] = line.points.iter().map(|point| short(point.high)).collect();
+    }
+    data
 }
 
 /// A number with seven significant digits, which is more than f32 has and a chart can show.

@@ -10,7 +10,7 @@
 use crate::ToolError;
 use plimsoll_data::atomic::AtomicFile;
 use plimsoll_data::outputs::{InputFiles, OutputGuard};
-use plimsoll_data::weights::{Tensor, Weights, safetensors_header};
+use plimsoll_data::weights::{StoredTensor, Weights, safetensors_header};
 use plimsoll_graph::Bytes;
 use plimsoll_models::from_fair_esm;
 use plimsoll_runtime::hub::CONFIG;
@@ -138,8 +138,8 @@ fn names(weights: &Weights, is_fair_esm: bool) -> Result<BTreeMap<String, String
 
 /// The tensors in output order: wide element types first, as the safetensors crate writes them, so that each
 /// tensor starts at a multiple of its element size. `Err` if a tensor has the reserved name `__metadata__`.
-fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, ToolError> {
-    let mut tensors: Vec<&Tensor> = weights.tensors().collect();
+fn in_file_order(weights: &Weights) -> Result<Vec<&StoredTensor>, ToolError> {
+    let mut tensors: Vec<&StoredTensor> = weights.tensors().collect();
     if let Some(tensor) = tensors.iter().find(|t| t.name() == "__metadata__") {
         let path = weights.path().to_owned();
         let tensor = tensor.name().to_owned();
@@ -151,7 +151,7 @@ fn in_file_order(weights: &Weights) -> Result<Vec<&Tensor>, ToolError> {
 
 fn write(
     weights: &Weights,
-    tensors: &[&Tensor],
+    tensors: &[&StoredTensor],
     names: &BTreeMap<String, String>,
     file: &mut AtomicFile,
     told: &mut ConvertProgress<'_>,
@@ -206,7 +206,7 @@ fn differs(input: &Weights, tensor: &str) -> ToolError {
 }
 
 /// Consecutive element ranges of at most `PART` elements that cover a tensor.
-fn parts(tensor: &Tensor) -> impl Iterator<Item = Range<u64>> {
+fn parts(tensor: &StoredTensor) -> impl Iterator<Item = Range<u64>> {
     let elements = tensor.elements();
     (0..elements).step_by(PART as usize).map(move |start| start..(start + PART).min(elements))
 }

@@ -4,7 +4,9 @@
 use crate::ToolError;
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
 use plimsoll_data::outputs::InputFiles;
-use plimsoll_data::weights::{DType, HubEnv, Tensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header};
+use plimsoll_data::weights::{
+    FileDType, HubEnv, StoredTensor, Weights, f32_to_bf16, f32_to_f16, safetensors_header,
+};
 use plimsoll_models::{Encoder, TrainingTask, TunedPart};
 use plimsoll_runtime::adapter::{self, Adapter};
 use plimsoll_runtime::hub::tokenizer_files;
@@ -125,7 +127,7 @@ struct Merging<'a> {
     model: &'a EncoderModel,
     task: TrainingTask,
     /// Tensors of a classifier that was trained together with the adapter.
-    classifier: Vec<&'a Tensor>,
+    classifier: Vec<&'a StoredTensor>,
     tensors: &'a Weights,
     /// Adapter matrices by the name of the base model's weight.
     pairs: BTreeMap<String, AdapterMatrices>,
@@ -176,7 +178,7 @@ impl<'a> Merging<'a> {
     }
 
     /// The tensors to write: with a classifier, the language-model head and any earlier classifier are left out.
-    fn written(&self) -> Vec<&Tensor> {
+    fn written(&self) -> Vec<&StoredTensor> {
         let all = self.model.weights.tensors().filter(|t| {
             let head = t.name().starts_with("lm_head.") || t.name().starts_with("cls.");
             let replaced = t.name().starts_with("classifier.");
@@ -220,7 +222,7 @@ impl<'a> Merging<'a> {
     }
 
     /// Writes a tensor, row by row if it has an adapter, else in larger pieces.
-    fn write(&self, tensor: &Tensor, file: &mut AtomicFile) -> Result<(), ToolError> {
+    fn write(&self, tensor: &StoredTensor, file: &mut AtomicFile) -> Result<(), ToolError> {
         let name = tensor.name();
         let weights = if self.model.weights.get(name).is_some() { &*self.model.weights } else { self.tensors };
         let pair = self.pairs.get(name);
@@ -275,15 +277,20 @@ fn weight(model: &EncoderModel, module: &str) -> Option<String> {
 
 /// Encodes values in a file's element type. Integer types cannot occur here, because `read_f32` refuses tensors
 /// of integers.
-fn store(values: &[f32], dtype: DType, bytes: &mut Vec<u8>) {
+fn store(values: &[f32], dtype: FileDType, bytes: &mut Vec<u8>) {
     bytes.clear();
     for &x in values {
         match dtype {
-            DType::F64 => bytes.extend(f64::from(x).to_le_bytes()),
-            DType::F32 => bytes.extend(x.to_le_bytes()),
-            DType::F16 => bytes.extend(f32_to_f16(x).to_le_bytes()),
-            DType::BF16 => bytes.extend(f32_to_bf16(x).to_le_bytes()),
-            DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::U8 | DType::Bool => {}
+            FileDType::F64 => bytes.extend(f64::from(x).to_le_bytes()),
+            FileDType::F32 => bytes.extend(x.to_le_bytes()),
+            FileDType::F16 => bytes.extend(f32_to_f16(x).to_le_bytes()),
+            FileDType::BF16 => bytes.extend(f32_to_bf16(x).to_le_bytes()),
+            FileDType::I64
+            | FileDType::I32
+            | FileDType::I16
+            | FileDType::I8
+            | FileDType::U8
+            | FileDType::Bool => {}
         }
     }
 }

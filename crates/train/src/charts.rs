@@ -482,7 +482,7 @@ impl Axis {
 }
 
 /// The smallest of 1, 2 and 5 times a power of 10 of which `extent` has at most `parts`.
-fn round_step(extent: f64, parts: f64) -> f64 {
+pub fn round_step(extent: f64, parts: f64) -> f64 {
     let unit = 10_f64.powf((extent / parts).log10().floor());
     [1.0, 2.0, 5.0].map(|n| n * unit).into_iter().find(|n| extent / n <= parts).unwrap_or(10.0 * unit)
 }

@@ -12,9 +12,9 @@ use plimsoll_data::train::crops::{
 };
 use plimsoll_data::train::rows::{RowGroupPart, RowPack, RowPosition, RowSet, RowSettings, RowStream};
 use plimsoll_data::train::{
-    Bounds, Classes, Dataset, DatasetStats, HostMemory, IdWidth, LabelsFrom, MaskRates, NamedFormat, Objective,
-    Pack, Position, Settings, Shuffle, Split, Stream, TextDocuments, TokenizerKind, Validation, Vocabulary,
-    class_words,
+    Classes, DataMemory, DataPosition, Dataset, DatasetSettings, DatasetStats, DatasetStream, IdWidth,
+    LabelsFrom, MaskRates, NamedFormat, Objective, PackLimits, Shuffle, Split, TextDocuments, TokenizerKind,
+    TrainingPack, Validation, Vocabulary, class_words,
 };
 use plimsoll_runtime::hub::TOKENIZER;
 use plimsoll_runtime::{RuntimeError, machine};
@@ -35,10 +35,10 @@ pub enum TrainFeed {
 pub struct TokenFeed {
     dataset: Dataset,
     /// Opened when the first pack is taken, so that planning holds no threads and buffers.
-    train: Option<Stream>,
-    validation: Option<Stream>,
+    train: Option<DatasetStream>,
+    validation: Option<DatasetStream>,
     /// The pack taken last.
-    pub pack: Pack,
+    pub pack: TrainingPack,
 }
 
 /// Packs of embeddings.
@@ -86,7 +86,11 @@ pub struct DataSummary {
 impl TrainFeed {
     /// Opens the data set, reading all of it once; `bounds` are those of a pack. `tokenizer` is the tokenizer.json next to the
     /// initial weights, if there is one.
-    pub fn open(config: &TrainConfig, bounds: Bounds, tokenizer: Option<&Path>) -> Result<Self, TrainError> {
+    pub fn open(
+        config: &TrainConfig,
+        bounds: PackLimits,
+        tokenizer: Option<&Path>,
+    ) -> Result<Self, TrainError> {
         if config.model.kind == ModelKind::Head {
             let set = RowSet::open(row_settings(config, bounds.tokens)?)?;
             let train = None;
@@ -106,7 +110,7 @@ impl TrainFeed {
         if config.model.kind == ModelKind::Esm2 && !config.data.allow_dna && records > 0 {
             return Err(TrainError::Nucleotides { records, kind: config.model.kind.name() });
         }
-        let pack = Pack::with_capacity(&bounds);
+        let pack = TrainingPack::with_capacity(&bounds);
         Ok(Self::Tokens(Box::new(TokenFeed { dataset, train: None, validation: None, pack })))
     }
 
@@ -217,7 +221,7 @@ impl TrainFeed {
         }
         match self {
             Self::Tokens(feed) => {
-                let position: Position = serde_json::from_value(position.clone()).map_err(damaged_position)?;
+                let position: DataPosition = serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.dataset.stream(Split::Train, &position)?);
             }
             Self::Rows(feed) => {
@@ -236,17 +240,17 @@ impl TrainFeed {
 
     /// Returns upper bounds of the host memory that the data holds, including one pack; if the run `evaluates`,
     /// including a second stream.
-    pub fn host_bytes(&self, evaluates: bool) -> Vec<HostMemory> {
+    pub fn host_bytes(&self, evaluates: bool) -> Vec<DataMemory> {
         let (mut held, pack) = match self {
             Self::Tokens(feed) => {
-                (feed.dataset.host_bytes(), Pack::host_bytes(&feed.dataset.settings().bounds))
+                (feed.dataset.host_bytes(), TrainingPack::host_bytes(&feed.dataset.settings().bounds))
             }
             Self::Rows(feed) => (feed.set.host_bytes(), feed.set.pack_bytes()),
             Self::Crops(feed) => (feed.set.host_bytes(), feed.set.pack_bytes()),
         };
         let stream = held.iter().map(|h| h.bytes).sum();
-        held.push(HostMemory { what: "pack", bytes: pack });
-        held.extend(evaluates.then_some(HostMemory { what: "data of evaluations", bytes: stream }));
+        held.push(DataMemory { what: "pack", bytes: pack });
+        held.extend(evaluates.then_some(DataMemory { what: "data of evaluations", bytes: stream }));
         held
     }
 
@@ -322,7 +326,7 @@ impl TrainFeed {
     }
 }
 
-fn tokens_of(pack: &Pack) -> Taken {
+fn tokens_of(pack: &TrainingPack) -> Taken {
     Taken { tokens: pack.ids.len() as u64, targets: pack.target_tokens, packs: 1 }
 }
 
@@ -360,7 +364,7 @@ pub fn vocabulary(config: &TrainConfig, tokenizer: Option<&Path>) -> Result<u64,
     if config.model.kind == ModelKind::Caller {
         return Ok(codons::VOCABULARY as u64);
     }
-    let bounds = Bounds { tokens: 2, sequences: 1, longest: 2 };
+    let bounds = PackLimits { tokens: 2, sequences: 1, longest: 2 };
     let known = match config.model.vocabulary {
         // Without the data files only planning is possible, and a plan then needs no tokenizer.
         Some(entries) if !config.data.train.iter().any(|path| Path::new(path).exists()) => return Ok(entries),
@@ -397,9 +401,9 @@ fn paths(names: &[String]) -> Vec<PathBuf> {
 /// Translates the configuration into settings of the token pipeline.
 pub fn settings(
     config: &TrainConfig,
-    bounds: Bounds,
+    bounds: PackLimits,
     tokenizer: Option<&Path>,
-) -> Result<Settings, TrainError> {
+) -> Result<DatasetSettings, TrainError> {
     let d = &config.data;
     let format = format(config)?;
     let validation = if !validates(config) {
@@ -409,7 +413,7 @@ pub fn settings(
     } else {
         Validation::Fraction { fraction: d.validation_fraction, seed: d.split_seed }
     };
-    Ok(Settings {
+    Ok(DatasetSettings {
         train: paths(&d.train),
         validation,
         tokens: tokens(config, &format, tokenizer)?,
@@ -472,8 +476,8 @@ pub fn named(config: &TrainConfig) -> Result<TrainConfig, TrainError> {
 }
 
 /// Returns the format of the data files.
-pub fn format(config: &TrainConfig) -> Result<plimsoll_data::train::Format, TrainError> {
-    use plimsoll_data::train::Format as Read;
+pub fn format(config: &TrainConfig) -> Result<plimsoll_data::train::DatasetFormat, TrainError> {
+    use plimsoll_data::train::DatasetFormat as Read;
     let d = &config.data;
     Ok(match format_of(d)? {
         DataFormat::Txt => Read::Text(match (d.document, &d.separator) {
@@ -524,11 +528,11 @@ fn by_name(train: &[String]) -> Result<DataFormat, TrainError> {
 /// Returns how text is tokenized; `own` is the tokenizer that came with the model.
 pub fn tokens(
     config: &TrainConfig,
-    format: &plimsoll_data::train::Format,
+    format: &plimsoll_data::train::DatasetFormat,
     own: Option<&Path>,
 ) -> Result<TokenizerKind, TrainError> {
     let d = &config.data;
-    if matches!(format, plimsoll_data::train::Format::Ids { .. }) {
+    if matches!(format, plimsoll_data::train::DatasetFormat::Ids { .. }) {
         let vocab = config.model.vocabulary.ok_or(TrainError::IdsWithoutVocabulary)? as usize;
         return Ok(TokenizerKind::Ids { vocab });
     }
@@ -572,7 +576,7 @@ pub fn row_settings(config: &TrainConfig, rows: usize) -> Result<RowSettings, Tr
 }
 
 /// Translates the configuration into settings of the reader of DNA windows.
-pub fn crop_settings(config: &TrainConfig, bounds: Bounds) -> Result<CropSettings, TrainError> {
+pub fn crop_settings(config: &TrainConfig, bounds: PackLimits) -> Result<CropSettings, TrainError> {
     let d = &config.data;
     let c = &config.data.crops;
     let m = d.masking;
@@ -630,11 +634,11 @@ mod tests {
             .expect("a configuration")
     }
 
-    const BOUNDS: Bounds = Bounds { tokens: 512, sequences: 64, longest: 128 };
+    const BOUNDS: PackLimits = PackLimits { tokens: 512, sequences: 64, longest: 128 };
 
     /// Reads batches of a feed and checks that the feed continues from a saved position as if it had not been
     /// interrupted. Returns the tokens and targets of the first batch.
-    fn check(flags: &str, bounds: Bounds, own: Option<&Path>) -> (u64, u64) {
+    fn check(flags: &str, bounds: PackLimits, own: Option<&Path>) -> (u64, u64) {
         let mut feed = TrainFeed::open(&config(flags), bounds, own).unwrap_or_else(|e| panic!("{flags}: {e}"));
         let first = feed.take().expect("data").expect("a batch");
         let place = feed.position().expect("a place");
@@ -659,7 +663,7 @@ mod tests {
         let head = "model.kind=head data.train=[ROOT/examples/head/dna.npy] \
                     data.proteins=[ROOT/examples/head/proteins.npy] data.labels=ROOT/examples/head/labels.tsv \
                     data.validation_fraction=0.2";
-        let bounds = Bounds { tokens: 16, sequences: 16, longest: 1 };
+        let bounds = PackLimits { tokens: 16, sequences: 16, longest: 1 };
         assert_eq!(check(head, bounds, None), (16, 16));
         let feed = TrainFeed::open(&config(head), bounds, None).expect("rows");
         assert_eq!(feed.widths(), [96, 40]);

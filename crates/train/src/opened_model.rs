@@ -6,7 +6,7 @@ use super::config::OptimizerKind;
 use super::engine::RunPlanReport;
 use super::feed::DataSummary;
 use crate::TrainError;
-use plimsoll_data::weights::DType;
+use plimsoll_data::weights::FileDType;
 use plimsoll_exec::memory::Memory;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
@@ -401,7 +401,7 @@ pub struct StoredTensor {
     /// Name, unique within its file.
     pub name: String,
     /// Element type.
-    pub dtype: DType,
+    pub dtype: FileDType,
     /// Shape.
     pub shape: Vec<u64>,
 }

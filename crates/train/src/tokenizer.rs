@@ -32,7 +32,7 @@ pub fn reads_own(config: &TrainConfig) -> bool {
         return false;
     }
     // A format that is not known is reported where the data are opened; a plan without data needs no tokenizer.
-    feed::format(config).is_ok_and(|format| !matches!(format, plimsoll_data::train::Format::Ids { .. }))
+    feed::format(config).is_ok_and(|format| !matches!(format, plimsoll_data::train::DatasetFormat::Ids { .. }))
 }
 
 fn is_language_model(config: &TrainConfig) -> bool {

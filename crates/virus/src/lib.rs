@@ -279,7 +279,7 @@ pub fn nucleotide_files(paths: &[PathBuf]) -> Result<Listing, VirusError> {
 fn check_sequence_files(options: &PredictOptions) -> Result<(), VirusError> {
     Reader::open(&options.inputs)?;
     for path in options.inputs.iter().filter(|p| p.is_file()) {
-        plimsoll_data::sequence::look(path)?;
+        plimsoll_data::sequence::check_start(path)?;
     }
     Ok(())
 }

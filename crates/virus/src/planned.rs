@@ -8,7 +8,7 @@ pub use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::queues::{HostWork, QueueCandidate};
 use crate::pipeline::shape::{HEAD_ROWS, MethodShape};
 use crate::pipeline::stage::PredictStage;
-use plimsoll_data::sequence::{Extent, extent};
+use plimsoll_data::sequence::{InputExtent, extent};
 use plimsoll_exec::{DeviceError, DeviceKind, Machine};
 use plimsoll_graph::{Bytes, Counts};
 use plimsoll_plan::{Precision, Program, Staging, Target, plan_seconds};
@@ -199,7 +199,7 @@ pub fn plan(request: &PredictPlanRequest) -> Result<PlannedPrediction, VirusErro
             if !options.inputs.is_empty() {
                 return extent(&options.inputs, &|| Ok(()));
             }
-            Ok(Extent {
+            Ok(InputExtent {
                 records: ASSUMED_RECORDS,
                 longest: request.read_length,
                 longest_name: ASSUMED_NAME,
@@ -265,7 +265,7 @@ pub(crate) fn hosts(
     work: HostWork<'_>,
     budget: &Budget,
     process: impl Fn() -> Option<ProcessMemory>,
-    measure: impl FnOnce() -> Result<Extent, RuntimeError>,
+    measure: impl FnOnce() -> Result<InputExtent, RuntimeError>,
 ) -> Result<Vec<QueueCandidate>, RuntimeError> {
     if process().is_none() {
         return Ok(vec![QueueCandidate::UNLIMITED]);

@@ -12,8 +12,8 @@ use plimsoll_data::train::crops::{
 };
 use plimsoll_data::train::rows::{RowGroupPart, RowPack, RowSet, RowSettings};
 use plimsoll_data::train::{
-    Bounds, BytePairs, Classes, Dataset, Format as Kind, IdWidth, Objective, Pack, Settings, Shuffle, Split,
-    TextDocuments, TokenizerKind, Validation,
+    BytePairs, Classes, Dataset, DatasetFormat as Kind, DatasetSettings, IdWidth, Objective, PackLimits,
+    Shuffle, Split, TextDocuments, TokenizerKind, TrainingPack, Validation,
 };
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -190,14 +190,14 @@ fn npz(values: ValueType) -> Vec<u8> {
     bytes
 }
 
-fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> Settings {
-    Settings {
+fn settings(path: &Path, format: Kind, tokens: TokenizerKind) -> DatasetSettings {
+    DatasetSettings {
         train: vec![path.to_owned()],
         validation: Validation::None,
         format,
         tokens,
         task: Objective::Causal,
-        bounds: Bounds { tokens: 64, sequences: 8, longest: 20 },
+        bounds: PackLimits { tokens: 64, sequences: 8, longest: 20 },
         seed: 1,
         shuffle: Shuffle { documents: 3, bytes: 100 },
         longest_document: LONGEST,
@@ -229,7 +229,7 @@ fn check_ids(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 fn check(
     path: &Path,
     bytes: &[u8],
-    settings: Settings,
+    settings: DatasetSettings,
     targets: fn(u64, u64) -> u64,
 ) -> Result<CaseResult, String> {
     let vocab = match settings.tokens {
@@ -255,7 +255,7 @@ fn check(
 /// Number of targets of an epoch. The outer error is a refusal of the data, the inner error a finding.
 fn epoch(data: &Dataset, vocab: usize) -> Result<Result<u64, String>, DataError> {
     let mut stream = data.stream(Split::Train, &data.start())?;
-    let mut pack = Pack::default();
+    let mut pack = TrainingPack::default();
     while stream.fill(&mut pack)? {
         if !pack.ids.iter().chain(&pack.targets).all(|&id| is_id(id, vocab)) {
             return Ok(Err(format!("an id out of range: {:?}", pack.ids)));
@@ -343,7 +343,7 @@ fn check_crops(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
         strict: false,
         validation: Some(ValidationCrops { crops: 3, lengths: vec![20] }),
         seed: 1,
-        bounds: Bounds { tokens: 400, sequences: 5, longest: 20 },
+        bounds: PackLimits { tokens: 400, sequences: 5, longest: 20 },
         workers: 1,
         prefetch: 1,
     };

@@ -3,7 +3,9 @@
 //! folder is opened, and no instruction of a pickle is executed.
 
 use super::{CaseResult, FuzzFormat, Seeds, check_error, measured};
-use plimsoll_data::weights::{ObjectKind, PtObject, Tensor, Value, Weights, WeightsError, read_pt_object};
+use plimsoll_data::weights::{
+    ObjectKind, PickleValue, PtObject, StoredTensor, Weights, WeightsError, read_pt_object,
+};
 use safetensors::SafeTensors;
 use std::fs;
 use std::path::Path;
@@ -404,9 +406,9 @@ fn check_index(path: &Path, bytes: &[u8]) -> Result<CaseResult, String> {
 }
 
 /// Opens a file and reads every tensor completely. The inner error is a finding.
-fn read_all(path: &Path, len: u64) -> Result<Result<Vec<Tensor>, String>, WeightsError> {
+fn read_all(path: &Path, len: u64) -> Result<Result<Vec<StoredTensor>, String>, WeightsError> {
     let weights = Weights::open(path)?;
-    let tensors: Vec<Tensor> = weights.tensors().cloned().collect();
+    let tensors: Vec<StoredTensor> = weights.tensors().cloned().collect();
     for tensor in &tensors {
         if tensor.offset() > len || tensor.bytes() > len {
             return Ok(Err(format!("{tensor:?} in a file of {len} bytes")));
@@ -431,7 +433,7 @@ fn read_all(path: &Path, len: u64) -> Result<Result<Vec<Tensor>, String>, Weight
 
 /// Visits up to 1000 values of an object and reads its tensors.
 fn walk(object: &PtObject) -> usize {
-    let mut waiting: Vec<Value<'_>> = vec![object.root()];
+    let mut waiting: Vec<PickleValue<'_>> = vec![object.root()];
     let mut seen = 0;
     while let Some(value) = waiting.pop() {
         seen += 1;

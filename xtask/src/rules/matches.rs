@@ -6,7 +6,7 @@ use super::{Violation, hit};
 use crate::source::{File, in_word};
 
 /// Enums whose variants every match must list.
-const CLOSED: &[&str] = &["Op", "Role", "DType", "Layout", "KernelId"];
+const CLOSED: &[&str] = &["Op", "Role", "DType", "FileDType", "Layout", "SafetensorsLayout", "KernelId"];
 /// Crates that use these enums; `data` is not among them, because it has element types of its own.
 const CRATES: &[&str] =
     &["graph", "plan", "exec", "cpu", "models", "cuda", "runtime", "embed", "tools", "train", "virus"];

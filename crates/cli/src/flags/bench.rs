@@ -4,7 +4,7 @@ use super::machine::{MachineFlags, StreamingFlags};
 use super::{at_least, print, print_summary};
 use crate::error::{CliError, usage};
 use clap::{ArgGroup, Args};
-use plimsoll_report::timeline::{self, Planned};
+use plimsoll_report::timeline::{self, PlannedTimeline};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{InputFiles, OutputGuard, RuntimeError, Streaming, hub};
 use plimsoll_tools::bench::{BenchRequest, BenchWork, Lengths, bench, calibrate};
@@ -169,7 +169,7 @@ impl BenchCommand {
                 BenchWork::Linear { rows, n, k } => format!("linear layer {rows}x{n}x{k}"),
             };
             // The process is a part of the measured memory, so it is not subtracted from the budget.
-            timeline::write(path, &[Planned::measured(title, found, Some(budget), 0)])?;
+            timeline::write(path, &[PlannedTimeline::measured(title, found, Some(budget), 0)])?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -12,7 +12,7 @@ use crate::error::{CliError, usage};
 use crate::terminal::{Terminal, Verbosity};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Arg, Args, Command, Error, ValueEnum};
-use plimsoll_report::timeline::Planned;
+use plimsoll_report::timeline::PlannedTimeline;
 use plimsoll_runtime::explain::{self, Effect};
 use plimsoll_runtime::largest::{self, LargestStep, TrialCommand};
 use plimsoll_runtime::price::{self, ModelPlanReport, PriceRequest};
@@ -236,7 +236,7 @@ impl TimelineFlags {
     }
 
     /// Writes the files of the planned programs; `compared` is on the page only.
-    fn write(&self, planned: Vec<Planned>, compared: Option<Planned>) -> Result<(), CliError> {
+    fn write(&self, planned: Vec<PlannedTimeline>, compared: Option<PlannedTimeline>) -> Result<(), CliError> {
         let titled: Vec<_> = planned.iter().map(|plan| (plan.title.clone(), &plan.timeline)).collect();
         if let Some(path) = &self.memory_viz {
             timeline::write_memory_viz(path, &titled)?;
@@ -245,7 +245,7 @@ impl TimelineFlags {
             timeline::write_trace(path, &titled)?;
         }
         if let Some(path) = &self.html {
-            let all: Vec<Planned> = planned.into_iter().chain(compared).collect();
+            let all: Vec<PlannedTimeline> = planned.into_iter().chain(compared).collect();
             plimsoll_report::timeline::write(path, &all)?;
         }
         Ok(())
@@ -505,7 +505,7 @@ impl PlanCommand {
         if self.timeline.is_wanted() {
             let budget = Some(planned.budget().0);
             let process = planned.process().0;
-            let stages = planned.stages().map(|(title, program)| Planned {
+            let stages = planned.stages().map(|(title, program)| PlannedTimeline {
                 title: title.to_owned(),
                 timeline: program.timeline(),
                 budget,
@@ -662,10 +662,10 @@ impl PlanCommand {
         config: &TrainConfig,
         target: &Target,
         run: &PlannedRun,
-    ) -> Result<Planned, CliError> {
+    ) -> Result<PlannedTimeline, CliError> {
         let budget = Some(priced::budget(config, target)?.0);
         let process = run.process.lines().iter().map(|line| line.bytes.0).sum();
-        Ok(Planned { title, timeline: run.found.program.timeline(), budget, process, measured: None })
+        Ok(PlannedTimeline { title, timeline: run.found.program.timeline(), budget, process, measured: None })
     }
 
     /// Target of inference.

@@ -3,7 +3,7 @@
 use super::{at_least, print_summary};
 use crate::error::{CliError, usage};
 use clap::{Args, ValueEnum};
-use plimsoll_plot::{Options, Output, plot};
+use plimsoll_plot::{PictureOutput, PlotOptions, plot};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -68,10 +68,10 @@ enum PictureFormat {
 }
 
 impl PictureFormat {
-    fn kind(self) -> plimsoll_plot::Format {
+    fn kind(self) -> plimsoll_plot::PictureFormat {
         match self {
-            PictureFormat::Svg => plimsoll_plot::Format::Svg,
-            PictureFormat::Png => plimsoll_plot::Format::Png,
+            PictureFormat::Svg => plimsoll_plot::PictureFormat::Svg,
+            PictureFormat::Png => plimsoll_plot::PictureFormat::Png,
         }
     }
 }
@@ -93,29 +93,29 @@ impl PlotCommand {
     pub fn run(self) -> Result<ExitCode, CliError> {
         let output = self.output()?;
         let is_png = match &output {
-            Output::File(_, format) => *format == plimsoll_plot::Format::Png,
-            Output::Folder(_, formats) => formats.contains(&plimsoll_plot::Format::Png),
+            PictureOutput::File(_, format) => *format == plimsoll_plot::PictureFormat::Png,
+            PictureOutput::Folder(_, formats) => formats.contains(&plimsoll_plot::PictureFormat::Png),
         };
         if self.dpi.is_some() && !is_png {
             return Err(usage("--dpi: only PNG pictures have a resolution; omit --dpi, or draw PNG pictures"));
         }
         let Self { results, records, series, log, width, force, .. } = self;
         let dpi = self.dpi.unwrap_or(DPI);
-        let files = plot(&Options { results, records, series, log, output, width, dpi, force })?;
+        let files = plot(&PlotOptions { results, records, series, log, output, width, dpi, force })?;
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         print_summary(&files, &names.join("\n"))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    fn output(&self) -> Result<Output, CliError> {
+    fn output(&self) -> Result<PictureOutput, CliError> {
         let path = self.output.clone().unwrap_or_else(|| default_folder(&self.results));
         let Some(format) = picture(&path) else {
-            let mut formats: Vec<plimsoll_plot::Format> =
+            let mut formats: Vec<plimsoll_plot::PictureFormat> =
                 self.format.iter().map(|format| format.kind()).collect();
             formats.dedup();
-            return Ok(Output::Folder(
+            return Ok(PictureOutput::Folder(
                 path,
-                if formats.is_empty() { plimsoll_plot::Format::ALL.to_vec() } else { formats },
+                if formats.is_empty() { plimsoll_plot::PictureFormat::ALL.to_vec() } else { formats },
             ));
         };
         let name = path.display();
@@ -132,14 +132,14 @@ impl PlotCommand {
             );
             return Err(usage(text));
         }
-        Ok(Output::File(path, format))
+        Ok(PictureOutput::File(path, format))
     }
 }
 
 /// File format implied by the extension; `None` for a folder.
-fn picture(path: &Path) -> Option<plimsoll_plot::Format> {
+fn picture(path: &Path) -> Option<plimsoll_plot::PictureFormat> {
     let suffix = path.extension()?.to_ascii_lowercase();
-    let named = plimsoll_plot::Format::ALL.into_iter().find(|format| suffix == format.suffix());
+    let named = plimsoll_plot::PictureFormat::ALL.into_iter().find(|format| suffix == format.suffix());
     named.filter(|_| !path.is_dir())
 }
 
@@ -170,8 +170,8 @@ mod tests {
     #[test]
     fn names_say_what_they_are() {
         let check = |name: &str, wanted| assert_eq!(picture(Path::new(name)), wanted, "{name}");
-        check("a.svg", Some(plimsoll_plot::Format::Svg));
-        check("x/a.b.PNG", Some(plimsoll_plot::Format::Png));
+        check("a.svg", Some(plimsoll_plot::PictureFormat::Svg));
+        check("x/a.b.PNG", Some(plimsoll_plot::PictureFormat::Png));
         check("plots", None);
         check("a.pdf", None);
         check(".svg", None);

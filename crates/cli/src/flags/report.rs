@@ -3,7 +3,7 @@
 use super::print_summary;
 use crate::error::CliError;
 use clap::Args;
-use plimsoll_report::{Options, report};
+use plimsoll_report::{ReportOptions, report};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -43,7 +43,7 @@ impl ReportCommand {
             let full = results.canonicalize().unwrap_or_else(|_| results.clone());
             PathBuf::from(format!("{}_report.html", full.file_name().unwrap_or_default().to_string_lossy()))
         });
-        let options = Options { results: self.results, output, title: self.title, force: self.force };
+        let options = ReportOptions { results: self.results, output, title: self.title, force: self.force };
         report(&options)?;
         print_summary(std::slice::from_ref(&options.output), &options.output.display().to_string())?;
         Ok(ExitCode::SUCCESS)

@@ -9,7 +9,7 @@ use crate::error::{CliError, usage};
 use crate::terminal::Terminal;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use plimsoll_report::timeline::{self, Planned};
+use plimsoll_report::timeline::{self, PlannedTimeline};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Device, EscapedPath, InputFiles, Level, Observer, OutputGuard, RuntimeError};
 use plimsoll_train::config::schema::schema;
@@ -153,7 +153,8 @@ impl TrainCommand {
         }
         if let (Some(page), Some(found)) = (&self.timeline, report.timeline.take()) {
             // The process is a part of the measured memory, so it is not subtracted from the budget.
-            let planned = Planned::measured(path.display().to_string(), found, Some(report.budget.0), 0);
+            let planned =
+                PlannedTimeline::measured(path.display().to_string(), found, Some(report.budget.0), 0);
             timeline::write(page, &[planned])?;
             // The same command replaces the page.
             plimsoll_train::add_written(&report.output, page)?;

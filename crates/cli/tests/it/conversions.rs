@@ -1,12 +1,12 @@
 //! Tests that `plimsoll convert` writes all tensors bit for bit into one safetensors file.
 
 use crate::harness::{Folder, golden};
-use plimsoll_data::weights::{DType, Weights};
+use plimsoll_data::weights::{FileDType, Weights};
 use serde_json::Value;
 use std::fs;
 
 /// Name, element type, shape and bytes of every tensor of a file.
-fn everything(path: &std::path::Path) -> Vec<(String, DType, Vec<u64>, Vec<u8>)> {
+fn everything(path: &std::path::Path) -> Vec<(String, FileDType, Vec<u64>, Vec<u8>)> {
     let weights = Weights::open(path).expect("weights");
     let all = weights.tensors().map(|t| {
         let mut bytes = vec![];
@@ -33,7 +33,7 @@ fn torch_files_become_safetensors() {
         let data: usize = wanted.iter().map(|(.., bytes)| bytes.len()).sum();
         assert_eq!(bytes.len(), 8 + length + data, "{input}");
     }
-    assert!(everything(&folder.path("head.safetensors")).iter().any(|(_, dtype, ..)| *dtype == DType::I64));
+    assert!(everything(&folder.path("head.safetensors")).iter().any(|(_, dtype, ..)| *dtype == FileDType::I64));
 }
 
 #[test]

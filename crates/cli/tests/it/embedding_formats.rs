@@ -28,7 +28,7 @@ fn table(
     let width = rows[0].1.len() / columns.len();
     let mut out = ParquetWriter::create(folder.path("wanted"), &columns, width, &metadata).expect("created");
     for (id, values) in rows {
-        out.row(id, lengths[id], values).expect("written");
+        out.write_sequence(id, lengths[id], values).expect("written");
     }
     out.finish().expect("finished");
     folder.read("wanted")

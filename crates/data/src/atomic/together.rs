@@ -2,7 +2,7 @@
 //! the new set stand beside a file of an older set, and a set that cannot be committed leaves the older set as it was.
 
 use super::{AtomicFile, rename_to_new, sync_folder};
-use crate::destination::Destination;
+use crate::destination::ResolvedPath;
 use crate::{DataError, DataErrorKind};
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -26,7 +26,7 @@ pub fn commit_together(mut files: Vec<AtomicFile>) -> Result<(), DataError> {
         replaced.set_aside(file).map_err(|e| file.error(e))?;
     }
     for file in &mut files {
-        let Destination::File(place) = &file.destination else { continue };
+        let ResolvedPath::File(place) = &file.destination else { continue };
         let place = place.clone();
         // The place is free now: a file that is there appeared since, and is not replaced.
         rename_to_new(&file.temporary, &place).map_err(|e| match e.kind() {
@@ -40,7 +40,7 @@ pub fn commit_together(mut files: Vec<AtomicFile>) -> Result<(), DataError> {
         sync_folder(place).map_err(|e| DataError::at(place, DataErrorKind::Write(e)))?;
     }
     replaced.remove();
-    let mut streams = files.into_iter().filter(|file| !matches!(file.destination, Destination::File(_)));
+    let mut streams = files.into_iter().filter(|file| !matches!(file.destination, ResolvedPath::File(_)));
     streams.try_for_each(AtomicFile::commit)
 }
 
@@ -59,7 +59,7 @@ struct Replaced {
 
 impl Replaced {
     fn set_aside(&mut self, file: &AtomicFile) -> io::Result<()> {
-        let Destination::File(target) = &file.destination else { return Ok(()) };
+        let ResolvedPath::File(target) = &file.destination else { return Ok(()) };
         // A file that appeared since is not replaced, which the move of the new file finds out.
         if !file.replaces {
             return Ok(());

@@ -179,19 +179,21 @@ fn what_is_left_is_cut_evenly() {
     let mut r = Random(5);
     for (parts, left) in [(2, 900), (4, 3_500), (16, 3_500), (6, 40), (8, 0)] {
         let mut packer = Packer::new(1000, 1000, 100, Order::ByLength);
-        let (mut owner, mut sum) = (0, 0);
+        let mut owner = 0;
+        let mut sum = 0;
         while sum < left {
             let tokens = vec![1; r.uniform(5, 20)];
             packer.push(owner, &tokens).unwrap();
             (owner, sum) = (owner + 1, sum + tokens.len());
         }
         packer.cut(parts);
-        let packs: Vec<Pack> = std::iter::from_fn(|| packer.next_pack(true)).collect();
+        let packs: Vec<TokenPack> = std::iter::from_fn(|| packer.next_pack(true)).collect();
         let sizes: Vec<usize> = packs.iter().map(|pack| pack.tokens.len()).collect();
         assert_eq!(sizes.iter().sum::<usize>(), sum);
         if left >= 20 * parts {
             assert!(packs.len().abs_diff(parts) <= 1, "{parts}: {sizes:?}");
-            let (but_last, most) = (&sizes[..sizes.len() - 1], sum.div_ceil(parts) + 20);
+            let but_last = &sizes[..sizes.len() - 1];
+            let most = sum.div_ceil(parts) + 20;
             assert!(
                 but_last.iter().all(|&size| size <= most && size + 40 >= sum / parts),
                 "{parts}: {sizes:?}"
@@ -204,7 +206,7 @@ fn what_is_left_is_cut_evenly() {
 #[test]
 fn a_pack_is_divided_in_order() {
     let lengths = [3, 5, 2, 2, 9, 1, 1, 1];
-    let mut pack = Pack::default();
+    let mut pack = TokenPack::default();
     for (owner, &length) in (0..).zip(&lengths) {
         let start = pack.tokens.len() as i32;
         pack.tokens.extend((0..length).map(|at| 100 * owner + at));

@@ -33,7 +33,7 @@ impl NpyWriter {
         Self::with_values(path, row, ValueType::F32)
     }
 
-    /// As [`create`](Self::create), with values of another type.
+    /// Starts writing a file as [`create`](Self::create) does, with values of another type.
     pub fn with_values(path: impl AsRef<Path>, row: &[usize], values: ValueType) -> Result<Self, DataError> {
         let mut file = AtomicFile::create(path)?;
         check_row(row).map_err(|kind| DataError::at(file.target(), kind))?;

@@ -168,6 +168,8 @@ impl NpzWriter {
         crc.update(&header);
         crc.combine(&of_values);
         let entry = Entry { name: VALUES, crc: crc.sum(), size: archive.end - start, offset: 0 };
+        // The checksum and the sizes are known only now. The local header is as long as the one that stands there, so the
+        // values behind it stay in their place.
         archive.file.patch(0, &local_header(&entry))?;
         archive.file.patch(start, &header)?;
         archive.entries.push(entry);
@@ -239,57 +241,59 @@ impl Archive {
     }
 }
 
-/// A record of the spool.
-struct Record {
+/// A name in the spool, with the length of its sequence and the number of its rows.
+struct SpoolRecord {
     name: String,
     length: u64,
     rows: u64,
 }
 
-/// Reads the spool.
-struct Records<'a> {
+/// Reads the records of the spool in the order in which they were written.
+struct SpoolRecords<'a> {
     left: u64,
     spool: BufReader<&'a mut std::fs::File>,
     name: Vec<u8>,
 }
 
-impl Records<'_> {
-    fn next(&mut self) -> std::io::Result<Option<Record>> {
+impl SpoolRecords<'_> {
+    fn next(&mut self) -> std::io::Result<Option<SpoolRecord>> {
         if self.left == 0 {
             return Ok(None);
         }
         self.left -= 1;
-        let mut number = || {
-            let mut bytes = [0; 8];
-            self.spool.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
-        };
-        let bytes = number()?;
-        let length = number()?;
-        let rows = number()?;
+        let bytes = self.number()?;
+        let length = self.number()?;
+        let rows = self.number()?;
         self.name.resize(bytes as usize, 0);
         self.spool.read_exact(&mut self.name)?;
-        Ok(Some(Record { name: String::from_utf8_lossy(&self.name).into_owned(), length, rows }))
+        Ok(Some(SpoolRecord { name: String::from_utf8_lossy(&self.name).into_owned(), length, rows }))
+    }
+
+    /// Reads a little-endian number.
+    fn number(&mut self) -> std::io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.spool.read_exact(&mut bytes).map(|()| u64::from_le_bytes(bytes))
     }
 }
 
 /// Bytes of an array of elements, which are made as they are read.
 struct Elements<'a, F> {
-    records: Records<'a>,
+    records: SpoolRecords<'a>,
     element: F,
     /// Bytes that are read next, from `at` on: first the header, then one element after the other.
     bytes: Vec<u8>,
     at: usize,
 }
 
-impl<'a, F: FnMut(&Record, &mut Vec<u8>)> Elements<'a, F> {
+impl<'a, F: FnMut(&SpoolRecord, &mut Vec<u8>)> Elements<'a, F> {
     /// An array with an element for each of the `names` records of the spool, which `element` appends to an empty vector.
     fn new(spool: &'a mut AtomicFile, names: u64, header: Vec<u8>, element: F) -> Result<Self, DataError> {
-        let records = Records { left: names, spool: spool.read_back()?, name: vec![] };
+        let records = SpoolRecords { left: names, spool: spool.read_back()?, name: vec![] };
         Ok(Self { records, element, bytes: header, at: 0 })
     }
 }
 
-impl<F: FnMut(&Record, &mut Vec<u8>)> Read for Elements<'_, F> {
+impl<F: FnMut(&SpoolRecord, &mut Vec<u8>)> Read for Elements<'_, F> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
         while self.at == self.bytes.len() {
             self.at = 0;
@@ -297,10 +301,10 @@ impl<F: FnMut(&Record, &mut Vec<u8>)> Read for Elements<'_, F> {
             let Some(record) = self.records.next()? else { return Ok(0) };
             (self.element)(&record, &mut self.bytes);
         }
-        let some = out.len().min(self.bytes.len() - self.at);
-        out[..some].copy_from_slice(&self.bytes[self.at..][..some]);
-        self.at += some;
-        Ok(some)
+        let count = out.len().min(self.bytes.len() - self.at);
+        out[..count].copy_from_slice(&self.bytes[self.at..][..count]);
+        self.at += count;
+        Ok(count)
     }
 }
 

@@ -1,5 +1,6 @@
-//! Writer of rows as a parquet table with the columns `id`, `length`, for rows of tokens `token`, and one or more columns
-//! of embeddings. Invariant: rows are written in row groups of about [`GROUP`] bytes, and at most one row group is in memory.
+//! Writer of embeddings as a parquet table: a table row for each sequence, or for each token of a sequence, with the columns
+//! `id`, `length`, for rows of tokens `token`, and one or more columns of embeddings. Invariant: table rows are written in row
+//! groups of about [`GROUP`] bytes, and at most one row group is in memory.
 //!
 //! Source: the parquet format. The key `ARROW:schema`, which the library adds, declares an embedding as a list of fixed
 //! size, for readers that support such lists.
@@ -32,12 +33,12 @@ const GROUP: usize = 16 << 20;
 pub struct TableLayout {
     /// Names of the columns of embeddings.
     pub columns: Vec<String>,
-    /// Number of values of a row in each column of embeddings.
+    /// Number of values of an embedding.
     pub width: usize,
     /// Type of the values.
-    pub values: ValueType,
-    /// Whether a sequence has a row for each token, with the column `token`, its number from 0.
-    pub tokens: bool,
+    pub value_type: ValueType,
+    /// Whether a sequence has a table row for each token, with the column `token`, its number from 0.
+    pub by_token: bool,
 }
 
 /// Writes a parquet table, one sequence at a time.
@@ -46,13 +47,16 @@ pub struct ParquetWriter {
     writer: ArrowWriter<AtomicFile>,
     schema: SchemaRef,
     layout: TableLayout,
+    /// Cells of the current row group: ids and lengths of the sequences.
     ids: Vec<String>,
     lengths: Vec<i64>,
-    /// Numbers of the tokens, in a table with rows of tokens.
-    numbers: Vec<i64>,
-    /// Values of the current row group, by column of embeddings.
-    values: Vec<Vec<f32>>,
-    bytes: usize,
+    /// Numbers of the tokens; empty unless the table has a row for each token.
+    token_numbers: Vec<i64>,
+    /// Values of each column of embeddings, one embedding after the other.
+    embeddings: Vec<Vec<f32>>,
+    /// Bytes of the cells.
+    group_bytes: usize,
+    /// Sequences written so far.
     sequences: u64,
 }
 
@@ -67,10 +71,14 @@ impl ParquetWriter {
         metadata: &[(&str, &str)],
     ) -> Result<Self, DataError> {
         let columns = columns.to_vec();
-        Self::with_layout(path, TableLayout { columns, width, values: ValueType::F32, tokens: false }, metadata)
+        Self::with_layout(
+            path,
+            TableLayout { columns, width, value_type: ValueType::F32, by_token: false },
+            metadata,
+        )
     }
 
-    /// As [`create`](Self::create), with the columns of `layout`.
+    /// Starts writing the file `path` as [`create`](Self::create) does, with the columns of `layout`.
     pub fn with_layout(
         path: impl AsRef<Path>,
         layout: TableLayout,
@@ -85,40 +93,43 @@ impl ParquetWriter {
             target,
             writer,
             schema,
-            values: vec![Vec::new(); layout.columns.len()],
+            embeddings: vec![Vec::new(); layout.columns.len()],
             layout,
             ids: vec![],
             lengths: vec![],
-            numbers: vec![],
-            bytes: 0,
+            token_numbers: vec![],
+            group_bytes: 0,
             sequences: 0,
         })
     }
 
-    /// Appends a sequence. `values` holds the values of all columns of embeddings, one column after the other: one row
-    /// for each column, or in a table with rows of tokens a row for each token.
-    pub fn row(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), DataError> {
+    /// Appends a sequence. `values` holds the embeddings of all columns, one column after the other: one embedding for each
+    /// column, or in a table by token an embedding for each token.
+    pub fn write_sequence(&mut self, id: &str, length: u64, values: &[f32]) -> Result<(), DataError> {
         let width = self.layout.width;
-        let row = self.values.len() * width;
-        let rows = if self.layout.tokens { values.len() / row.max(1) } else { 1 };
-        super::width(values.len(), rows * row).map_err(|kind| at(&self.target, id, kind))?;
-        if self.layout.values == ValueType::F16 {
+        let values_per_row = self.embeddings.len() * width;
+        let rows = if self.layout.by_token { values.len() / values_per_row.max(1) } else { 1 };
+        super::width(values.len(), rows * values_per_row).map_err(|kind| at(&self.target, id, kind))?;
+        if self.layout.value_type == ValueType::F16 {
             // Checked here, where the sequence is known; converted when the group is written.
             values.iter().try_for_each(|&x| half(x).map(drop)).map_err(|kind| at(&self.target, id, kind))?;
         }
         self.sequences += 1;
-        for number in 0..rows {
-            for (column, values) in self.values.iter_mut().zip(values.chunks_exact((rows * width).max(1))) {
-                column.extend_from_slice(&values[number * width..][..width]);
+        for row in 0..rows {
+            // `values` has the embeddings of a column together, a table row has one embedding of each column. `max(1)`:
+            // without values, `chunks_exact` would panic at a size of 0.
+            let columns = values.chunks_exact((rows * width).max(1));
+            for (cells, column) in self.embeddings.iter_mut().zip(columns) {
+                cells.extend_from_slice(&column[row * width..][..width]);
             }
             self.ids.push(id.to_owned());
             self.lengths.push(length as i64);
-            if self.layout.tokens {
-                self.numbers.push(number as i64);
+            if self.layout.by_token {
+                self.token_numbers.push(row as i64);
             }
-            self.bytes += id.len() + 2 * size_of::<i64>() + row * size_of::<f32>();
+            self.group_bytes += id.len() + 2 * size_of::<i64>() + values_per_row * size_of::<f32>();
             // A long sequence fills several groups.
-            if self.bytes >= GROUP {
+            if self.group_bytes >= GROUP {
                 self.write_group()?;
             }
         }
@@ -138,36 +149,40 @@ impl ParquetWriter {
         Ok(sequences)
     }
 
+    /// Writes the current row group, unless it is empty, and starts the next one.
     fn write_group(&mut self) -> Result<(), DataError> {
         if self.ids.is_empty() {
             return Ok(());
         }
+        self.group_bytes = 0;
+        self.append_group().map_err(|e| refused(&self.target, e))
+    }
+
+    /// Moves the cells of the current row group to the file.
+    fn append_group(&mut self) -> Result<(), ParquetError> {
         let mut columns: Vec<ArrayRef> = vec![
             Arc::new(StringArray::from_iter_values(self.ids.drain(..))),
             Arc::new(Int64Array::from(std::mem::take(&mut self.lengths))),
         ];
-        if self.layout.tokens {
-            columns.push(Arc::new(Int64Array::from(std::mem::take(&mut self.numbers))));
+        if self.layout.by_token {
+            columns.push(Arc::new(Int64Array::from(std::mem::take(&mut self.token_numbers))));
         }
-        let TableLayout { width, values: stored, .. } = self.layout;
-        let write = || {
-            for values in &mut self.values {
-                let values = array(stored, std::mem::take(values));
-                let list = FixedSizeListArray::try_new(element(stored), width as i32, values, None)?;
-                columns.push(Arc::new(list) as Arc<dyn Array>);
-            }
-            self.writer.write(&RecordBatch::try_new(self.schema.clone(), columns)?)?;
-            self.writer.flush()
-        };
-        self.bytes = 0;
-        write().map_err(|e| refused(&self.target, e))
+        let TableLayout { width, value_type, .. } = self.layout;
+        for embeddings in &mut self.embeddings {
+            let values = array(value_type, std::mem::take(embeddings));
+            let list = FixedSizeListArray::try_new(element(value_type), width as i32, values, None)?;
+            columns.push(Arc::new(list) as Arc<dyn Array>);
+        }
+        self.writer.write(&RecordBatch::try_new(self.schema.clone(), columns)?)?;
+        // Ends the row group here, and not where the library would.
+        self.writer.flush()
     }
 }
 
-/// Returns the values as an array of the stored type.
-fn array(stored: ValueType, values: Vec<f32>) -> ArrayRef {
+/// Returns values as an Arrow array of `value_type`.
+fn array(value_type: ValueType, values: Vec<f32>) -> ArrayRef {
     type Half = <Float16Type as ArrowPrimitiveType>::Native;
-    match stored {
+    match value_type {
         ValueType::F32 => Arc::new(Float32Array::from(values)),
         ValueType::F16 => Arc::new(Float16Array::from_iter_values(
             values.into_iter().map(|x| Half::from_bits(crate::weights::f32_to_f16(x))),
@@ -176,21 +191,21 @@ fn array(stored: ValueType, values: Vec<f32>) -> ArrayRef {
 }
 
 /// Returns the field of a list element: a value that is never null.
-fn element(stored: ValueType) -> Arc<Field> {
-    let of = match stored {
+fn element(value_type: ValueType) -> Arc<Field> {
+    let data_type = match value_type {
         ValueType::F32 => DataType::Float32,
         ValueType::F16 => DataType::Float16,
     };
-    Arc::new(Field::new("element", of, false))
+    Arc::new(Field::new("element", data_type, false))
 }
 
 /// Returns the Arrow schema. `metadata` is stored in it and in the file's key-value metadata, because readers differ in
 /// which of the two they use.
 fn schema(layout: &TableLayout, metadata: &[(&str, &str)]) -> Schema {
-    let list = DataType::FixedSizeList(element(layout.values), layout.width as i32);
+    let list = DataType::FixedSizeList(element(layout.value_type), layout.width as i32);
     let mut fields =
         vec![Field::new("id", DataType::Utf8, false), Field::new("length", DataType::Int64, false)];
-    if layout.tokens {
+    if layout.by_token {
         fields.push(Field::new("token", DataType::Int64, false));
     }
     fields.extend(layout.columns.iter().map(|name| Field::new(name, list.clone(), false)));

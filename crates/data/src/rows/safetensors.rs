@@ -20,7 +20,7 @@ const LONGEST_HEADER: usize = crate::weights::LONGEST_HEADER as usize;
 /// Maximum number of header bytes for the names, which leaves 1 MiB for the other entries.
 const LONGEST_NAMES: usize = LONGEST_HEADER - (1 << 20);
 
-/// Name of the tensor in [`Layout::Matrix`].
+/// Name of the tensor in [`SafetensorsLayout::Matrix`].
 const MATRIX: &str = "embeddings";
 /// Key of the metadata in the header, which the format reserves.
 const METADATA: &str = "__metadata__";
@@ -31,7 +31,7 @@ pub struct SafetensorsWriter {
     spool: AtomicFile,
     /// Shape of a row.
     row: Vec<usize>,
-    layout: Layout,
+    layout: SafetensorsLayout,
     values: ValueType,
     /// Names in their form in the header, each followed by a comma: the elements of the JSON array that the metadata
     /// contains as a string, or the entries of the tensors.
@@ -45,16 +45,16 @@ pub struct SafetensorsWriter {
     bytes: Vec<u8>,
 }
 
-/// Which tensors a file has.
+/// Arrangement of the rows in tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum SafetensorsLayout {
     /// One tensor with a row for each name, and the names in the metadata.
     Matrix,
     /// A tensor for each name.
     TensorPerId,
 }
 
-impl Layout {
+impl SafetensorsLayout {
     /// Upper bound of the bytes that a name takes in the header.
     pub fn name_bytes(self, name: &str) -> u64 {
         /// Bytes of a tensor's entry without its name: keys, three sizes and two offsets of up to 20 digits.
@@ -85,16 +85,16 @@ impl SafetensorsWriter {
     /// `[n, ..row]` with one row per name, and the metadata entry `ids`, a JSON array of the names in the order of the
     /// rows. `row` is the shape of a row: `[d]` or `[k, d]`.
     pub fn matrix(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
-        Self::create(path.as_ref(), row, Layout::Matrix)
+        Self::create(path.as_ref(), row, SafetensorsLayout::Matrix)
     }
 
     /// Starts writing the file `path`, which appears at [`finish`](Self::finish): one tensor per name with the rows of
     /// this name, of shape `[n, d]` if `row` is `[d]`, and `[k, n, d]` if `row` is `[k, d]`.
     pub fn tensor_per_id(path: impl AsRef<Path>, row: &[usize]) -> Result<Self, DataError> {
-        Self::create(path.as_ref(), row, Layout::TensorPerId)
+        Self::create(path.as_ref(), row, SafetensorsLayout::TensorPerId)
     }
 
-    fn create(path: &Path, row: &[usize], layout: Layout) -> Result<Self, DataError> {
+    fn create(path: &Path, row: &[usize], layout: SafetensorsLayout) -> Result<Self, DataError> {
         Ok(SafetensorsWriter {
             target: path.to_owned(),
             spool: AtomicFile::create(path)?,
@@ -129,13 +129,13 @@ impl SafetensorsWriter {
         let name = quoted(id);
         // Writing to a String cannot fail.
         let _ = match self.layout {
-            Layout::Matrix => {
+            SafetensorsLayout::Matrix => {
                 // Quoted twice: the metadata value is a string that contains JSON. Its outer quotes are added once,
                 // around the whole array.
                 let again = quoted(&name);
                 write!(self.names, "{},", &again[1..again.len() - 1])
             }
-            Layout::TensorPerId => {
+            SafetensorsLayout::TensorPerId => {
                 let mut shape: Vec<u64> = self.row.iter().map(|&n| n as u64).collect();
                 shape.insert(shape.len().saturating_sub(1), rows);
                 let entry = entry(self.values, &shape, [start, self.end]);
@@ -151,18 +151,19 @@ impl SafetensorsWriter {
     fn check(&mut self, id: &str, values: &[f32]) -> Result<u64, DataErrorKind> {
         let row: usize = self.row.iter().product();
         let rows = match self.layout {
-            Layout::Matrix => 1,
-            Layout::TensorPerId => values.len() / row.max(1),
+            SafetensorsLayout::Matrix => 1,
+            SafetensorsLayout::TensorPerId => values.len() / row.max(1),
         };
         width(values.len(), rows * row)?;
-        let refuse = |what: &str| Err(DataErrorKind::Malformed(what.to_owned()));
-        if self.layout == Layout::TensorPerId && id == METADATA {
-            return refuse("the format reserves this name; rename the record");
+        if self.layout == SafetensorsLayout::TensorPerId && id == METADATA {
+            return Err(DataErrorKind::Malformed(
+                "the format reserves this name; rename the record".to_owned(),
+            ));
         }
         self.name_bytes += self.layout.name_bytes(id);
         self.layout.check_names(self.name_bytes)?;
         if !self.seen.insert(id) {
-            return refuse("two results for this name; each is written once");
+            return Err(DataErrorKind::Malformed("two results for this name; each is written once".to_owned()));
         }
         Ok(rows as u64)
     }
@@ -196,14 +197,14 @@ impl SafetensorsWriter {
             metadata.iter().map(|(key, value)| format!("{}:{}", quoted(key), quoted(value))).collect();
         let names = self.names.strip_suffix(',').unwrap_or_default();
         match self.layout {
-            Layout::Matrix => {
+            SafetensorsLayout::Matrix => {
                 pairs.insert(0, format!("\"ids\":\"[{names}]\""));
                 let mut shape = vec![self.sequences];
                 shape.extend(self.row.iter().map(|&n| n as u64));
                 let matrix = entry(self.values, &shape, [0, self.end]);
                 format!("{{\"{METADATA}\":{{{}}},\"{MATRIX}\":{matrix}}}", pairs.join(","))
             }
-            Layout::TensorPerId => {
+            SafetensorsLayout::TensorPerId => {
                 let comma = if names.is_empty() { "" } else { "," };
                 format!("{{\"{METADATA}\":{{{}}}{comma}{names}}}", pairs.join(","))
             }

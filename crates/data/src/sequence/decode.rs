@@ -8,7 +8,7 @@ use bzip2::bufread::MultiBzDecoder;
 use flate2::bufread::MultiGzDecoder;
 use lzma_rust2::XzReader;
 
-use super::stored::Stored;
+use super::stored::HashedReader;
 use super::zstd::Zstd;
 
 /// Buffer size for the stored bytes of compressed input.
@@ -57,16 +57,16 @@ impl Compression {
 
 /// The stored bytes together with their decoder.
 pub(super) enum Body {
-    Plain(Stored),
-    Gzip(Box<MultiGzDecoder<BufReader<Stored>>>),
-    Bzip2(Box<MultiBzDecoder<BufReader<Stored>>>),
-    Zstd(Box<Zstd<BufReader<Stored>>>),
-    Xz(Box<XzReader<BufReader<Stored>>>),
+    Plain(HashedReader),
+    Gzip(Box<MultiGzDecoder<BufReader<HashedReader>>>),
+    Bzip2(Box<MultiBzDecoder<BufReader<HashedReader>>>),
+    Zstd(Box<Zstd<BufReader<HashedReader>>>),
+    Xz(Box<XzReader<BufReader<HashedReader>>>),
 }
 
 impl Body {
     /// Chooses the decoder by the first stored bytes.
-    pub(super) fn new(stored: Stored) -> Self {
+    pub(super) fn new(stored: HashedReader) -> Self {
         let Some(compression) = Compression::of(stored.start()) else { return Body::Plain(stored) };
         let stored = BufReader::with_capacity(STORED_BUFFER, stored);
         match compression {
@@ -93,7 +93,7 @@ impl Body {
     }
 
     /// The reader of the stored bytes under the decoder.
-    pub(super) fn stored(&self) -> &Stored {
+    pub(super) fn stored(&self) -> &HashedReader {
         match self {
             Body::Plain(stored) => stored,
             Body::Gzip(decoder) => decoder.get_ref().get_ref(),
@@ -104,7 +104,7 @@ impl Body {
     }
 
     /// Removes the decoder and returns the reader of the stored bytes.
-    pub(super) fn into_stored(self) -> Stored {
+    pub(super) fn into_stored(self) -> HashedReader {
         match self {
             Body::Plain(stored) => stored,
             Body::Gzip(decoder) => decoder.into_inner().into_inner(),

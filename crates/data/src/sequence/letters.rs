@@ -8,7 +8,7 @@
 use crate::alphabet::Alphabet;
 use plimsoll_setting::Command;
 
-/// What a byte of a sequence line is.
+/// Class of a byte of a sequence line.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ByteClass {
     Letter,
@@ -130,8 +130,8 @@ impl LineCleaner {
     /// Appends the letters of a piece of the line with number `line` to `seq`.
     pub(super) fn push(&mut self, piece: &[u8], line: u64, seq: &mut Vec<u8>) {
         // Almost every piece has letters alone. The fold has no branch, so that it is vectorized.
-        let is_other = |b: u8| u8::from((b | 0x20).wrapping_sub(b'a') >= 26);
-        if piece.iter().fold(0, |any, &b| any | is_other(b)) == 0 {
+        // `b | 0x20` is the lower case of a letter; the subtraction moves all other bytes to 26 or more.
+        if piece.iter().fold(0, |any, &b| any | u8::from((b | 0x20).wrapping_sub(b'a') >= 26)) == 0 {
             seq.extend_from_slice(piece);
             self.is_blank &= piece.is_empty();
             self.column += piece.len() as u64;
@@ -159,7 +159,8 @@ impl LineCleaner {
                 }
                 ByteClass::Mark if self.alphabet == Alphabet::AminoAcids => seq.push(byte),
                 ByteClass::Mark | ByteClass::Other => {
-                    let (column, begins_line) = (self.column, self.is_blank);
+                    let column = self.column;
+                    let begins_line = self.is_blank;
                     self.bad.get_or_insert(BadByte { byte, column, begins_line });
                 }
             }
@@ -184,16 +185,15 @@ impl LineCleaner {
 
     /// Removes digits and gaps from a FASTQ record, each with its quality. `quality` is empty if qualities are not kept.
     pub(super) fn drop_from_fastq(seq: &mut Vec<u8>, quality: &mut Vec<u8>) {
-        let is_dropped = |byte: u8| matches!(ByteClass::of(byte), ByteClass::Digit | ByteClass::Gap);
         if quality.len() == seq.len() {
             let mut letters = seq.iter();
-            quality.retain(|_| letters.next().is_some_and(|&letter| !is_dropped(letter)));
+            quality.retain(|_| letters.next().is_some_and(|&letter| !is_digit_or_gap(letter)));
         }
-        seq.retain(|&letter| !is_dropped(letter));
+        seq.retain(|&letter| !is_digit_or_gap(letter));
     }
 
-    /// Why a record cannot be one of sequences: with more digits than letters it has qualities, positions or the colours of a
-    /// colour-space read.
+    /// Returns the reason why a record is no sequence, or `None`: with more digits than letters it has qualities, positions or
+    /// the colours of a colour-space read.
     pub(super) fn refusal(&self, seq: &[u8]) -> Option<String> {
         let digits = self.digits.bytes;
         (digits > seq.len() as u64).then(|| {
@@ -204,6 +204,11 @@ impl LineCleaner {
             )
         })
     }
+}
+
+/// Whether a FASTQ record keeps the byte only until its qualities are read.
+fn is_digit_or_gap(byte: u8) -> bool {
+    matches!(ByteClass::of(byte), ByteClass::Digit | ByteClass::Gap)
 }
 
 impl BadByte {

@@ -39,7 +39,7 @@ const SHOWN: usize = 8;
 pub struct Listing {
     /// The files, in the order of the paths; those of a folder sorted by name.
     pub files: Vec<ListedFile>,
-    /// What folders contain besides.
+    /// The entries of folders that are not read.
     pub skipped: Vec<SkippedEntry>,
 }
 
@@ -57,11 +57,11 @@ pub struct ListedFile {
 pub struct SkippedEntry {
     /// Its path.
     pub path: PathBuf,
-    /// Why it is skipped.
+    /// The reason why it is skipped.
     pub why: SkipReason,
 }
 
-/// Why an entry of a folder is not read.
+/// Reason why an entry of a folder is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
     /// A folder in the folder.
@@ -70,6 +70,19 @@ pub enum SkipReason {
     Ending,
     /// It holds sequences of the other alphabet.
     Alphabet(Alphabet),
+}
+
+impl SkippedEntry {
+    /// The name of the entry, with the reason unless it is the ending.
+    fn label(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        match self.why {
+            SkipReason::Folder => format!("{}/ (a folder)", Name(&name)),
+            SkipReason::Ending => Name(&name).to_string(),
+            SkipReason::Alphabet(Alphabet::AminoAcids) => format!("{} (proteins)", Name(&name)),
+            SkipReason::Alphabet(Alphabet::Nucleotides) => format!("{} (nucleotides)", Name(&name)),
+        }
+    }
 }
 
 impl Listing {
@@ -82,9 +95,10 @@ impl Listing {
     pub fn of(paths: &[PathBuf], alphabet: Option<Alphabet>) -> Result<Self, DataError> {
         let mut listing = Self::default();
         for path in paths {
-            match super::stored::is_stdin(path) || !path.is_dir() {
-                true => listing.files.push(ListedFile { path: path.clone(), alphabet: None }),
-                false => listing.add_folder(path, alphabet)?,
+            if super::stored::is_stdin(path) || !path.is_dir() {
+                listing.files.push(ListedFile { path: path.clone(), alphabet: None })
+            } else {
+                listing.add_folder(path, alphabet)?
             }
         }
         Ok(listing)
@@ -97,25 +111,16 @@ impl Listing {
 
     /// Whether folders have files of both alphabets, so that the model decides which are read.
     pub fn is_mixed(&self) -> bool {
-        let has = |alphabet| self.files.iter().any(|file| file.alphabet == Some(alphabet));
-        has(Alphabet::Nucleotides) && has(Alphabet::AminoAcids)
+        let both = [Alphabet::Nucleotides, Alphabet::AminoAcids];
+        both.into_iter().all(|alphabet| self.files.iter().any(|file| file.alphabet == Some(alphabet)))
     }
 
-    /// One line that names what was skipped; `None` if nothing was.
+    /// A line with the names of the skipped entries; `None` if there are none.
     pub fn skipped_line(&self) -> Option<String> {
         if self.skipped.is_empty() {
             return None;
         }
-        let name = |entry: &SkippedEntry| {
-            let name = entry.path.file_name().unwrap_or_default().to_string_lossy();
-            match entry.why {
-                SkipReason::Folder => format!("{}/ (a folder)", Name(&name)),
-                SkipReason::Ending => Name(&name).to_string(),
-                SkipReason::Alphabet(Alphabet::AminoAcids) => format!("{} (proteins)", Name(&name)),
-                SkipReason::Alphabet(Alphabet::Nucleotides) => format!("{} (nucleotides)", Name(&name)),
-            }
-        };
-        let names: Vec<String> = self.skipped.iter().take(SHOWN).map(name).collect();
+        let names: Vec<String> = self.skipped.iter().take(SHOWN).map(SkippedEntry::label).collect();
         let more = match self.skipped.len().saturating_sub(SHOWN) {
             0 => String::new(),
             more => format!(" and {more} more"),
@@ -130,20 +135,19 @@ impl Listing {
         let before = self.files.len();
         let mut others = 0;
         for path in entries(folder)? {
-            let skip = |why| SkippedEntry { path: path.clone(), why };
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.is_dir() {
-                self.skipped.push(skip(SkipReason::Folder));
+                self.skipped.push(SkippedEntry { path: path.clone(), why: SkipReason::Folder });
                 continue;
             }
             let Some((_, alphabet)) = ending(&name) else {
-                self.skipped.push(skip(SkipReason::Ending));
+                self.skipped.push(SkippedEntry { path: path.clone(), why: SkipReason::Ending });
                 continue;
             };
             match (alphabet, wanted) {
                 (Some(found), Some(wanted)) if found != wanted => {
                     others += 1;
-                    self.skipped.push(skip(SkipReason::Alphabet(found)));
+                    self.skipped.push(SkippedEntry { path: path.clone(), why: SkipReason::Alphabet(found) });
                 }
                 _ => self.files.push(ListedFile { path, alphabet }),
             }
@@ -169,10 +173,9 @@ impl Listing {
 
 /// The entries of a folder without hidden ones, sorted by name.
 pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
-    let fail = |e| DataError::at(folder, DataErrorKind::Read(e));
     let mut paths = vec![];
-    for entry in fs::read_dir(folder).map_err(fail)? {
-        let entry = entry.map_err(fail)?;
+    for entry in fs::read_dir(folder).map_err(DataError::reading(folder))? {
+        let entry = entry.map_err(DataError::reading(folder))?;
         if !entry.file_name().to_string_lossy().starts_with('.') {
             paths.push(entry.path());
         }
@@ -186,21 +189,26 @@ pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
 pub(crate) fn ending(name: &str) -> Option<(usize, Option<Alphabet>)> {
     let plain = without_compression(name);
     let lower = plain.to_ascii_lowercase();
-    let of = |text: &str| {
-        let row = ENDINGS.iter().find(|(ending, _)| text.ends_with(ending) && text.len() > ending.len())?;
-        Some((text.len() - row.0.len(), row.1))
-    };
-    let found = of(&lower).or_else(|| of(lower.strip_suffix(APPENDED)?));
+    let found = plain_ending(&lower).or_else(|| plain_ending(lower.strip_suffix(APPENDED)?));
     found.map(|(stem, alphabet)| (name.len() - stem, alphabet))
+}
+
+/// Length of a file name in lower case without its ending in [`ENDINGS`], and the alphabet that the ending tells.
+fn plain_ending(name: &str) -> Option<(usize, Option<Alphabet>)> {
+    let (ending, alphabet) =
+        ENDINGS.iter().find(|(ending, _)| name.ends_with(ending) && name.len() > ending.len())?;
+    Some((name.len() - ending.len(), *alphabet))
 }
 
 /// A file name without the ending of a compression.
 pub(crate) fn without_compression(name: &str) -> &str {
-    let cut = |ending: &&str| {
-        let at = name.len().checked_sub(ending.len())?;
-        name.get(at..).filter(|end| end.eq_ignore_ascii_case(ending)).and(name.get(..at))
-    };
-    COMPRESSED.iter().find_map(cut).unwrap_or(name)
+    COMPRESSED
+        .iter()
+        .find_map(|ending| {
+            let at = name.len().checked_sub(ending.len())?;
+            name.get(at..).filter(|end| end.eq_ignore_ascii_case(ending)).and(name.get(..at))
+        })
+        .unwrap_or(name)
 }
 
 /// Returns a base name for the outputs made from the file at `path`: its name without the endings of its format, `stdin` for
@@ -210,10 +218,14 @@ pub fn stem(path: &Path) -> String {
         return "stdin".to_owned();
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let is_named = |stem: &str| stem.bytes().any(|b| b != b'.');
-    let plain = Some(without_compression(&name)).filter(|plain| is_named(plain)).unwrap_or(&name);
+    let plain = Some(without_compression(&name)).filter(|plain| has_other_than_dots(plain)).unwrap_or(&name);
     let stem = ending(plain).map(|(length, _)| &plain[..plain.len() - length]);
-    stem.filter(|stem| is_named(stem)).unwrap_or(plain).to_owned()
+    stem.filter(|stem| has_other_than_dots(stem)).unwrap_or(plain).to_owned()
+}
+
+/// Whether a name has a character other than dots.
+fn has_other_than_dots(name: &str) -> bool {
+    name.bytes().any(|b| b != b'.')
 }
 
 /// Whether a path names an open file of this process, such as a pipe that a shell made for `<(command)`.
@@ -292,7 +304,8 @@ mod tests {
             paths.sort();
             paths
         };
-        let (dna, proteins) = (read(Some(Alphabet::Nucleotides)), read(Some(Alphabet::AminoAcids)));
+        let dna = read(Some(Alphabet::Nucleotides));
+        let proteins = read(Some(Alphabet::AminoAcids));
         assert_eq!(dna.paths(), of(|row| row.1));
         assert_eq!(proteins.paths(), of(|row| row.2));
         assert_eq!(read(None).paths(), of(|row| row.1 || row.2));

@@ -29,7 +29,7 @@ impl NoteKind {
         }
     }
 
-    /// What is done about it, for tables.
+    /// The action taken, for tables.
     pub fn action(self) -> &'static str {
         match self {
             Self::Spacing => "dropped",
@@ -80,9 +80,10 @@ impl InputNote {
 
 impl fmt::Display for InputNote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.path.as_os_str() == "-" {
-            true => f.write_str("standard input")?,
-            false => EscapedPath(&self.path).fmt(f)?,
+        if self.path.as_os_str() == "-" {
+            f.write_str("standard input")?
+        } else {
+            EscapedPath(&self.path).fmt(f)?
         }
         write!(f, ": {}", self.detail())?;
         match self.kind {

@@ -6,17 +6,17 @@ use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::decode::Body;
-use super::stored::{Input, Stored, is_stdin};
+use super::stored::{HashedReader, Input, is_stdin};
 use crate::{DataError, DataErrorKind, foreign};
 
 /// Size of the buffer of decoded bytes.
 const BUFFER: usize = 256 << 10;
 
-/// Most bytes that are decoded to find out whether a compressed stream is damaged.
+/// Maximum number of bytes that are decoded to detect whether a compressed stream is damaged.
 const MOST_CHECKED: usize = 256 << 20;
 
 /// An open input file, read as lines that end with LF, CR or CR LF.
-pub(crate) struct Source {
+pub(crate) struct LineSource {
     path: PathBuf,
     body: Body,
     buffer: Vec<u8>,
@@ -27,22 +27,23 @@ pub(crate) struct Source {
     lines: u64,
 }
 
-impl Source {
+impl LineSource {
     /// Opens the file at `path`, or standard input for `-`.
     pub(crate) fn open(path: &Path) -> Result<Self, DataError> {
         if is_stdin(path) {
-            return Source::new(path, Box::new(io::stdin()));
+            return LineSource::new(path, Box::new(io::stdin()));
         }
         let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
-        Source::new(path, Box::new(file))
+        LineSource::new(path, Box::new(file))
     }
 
     /// Reads from `inner`; `path` appears in errors.
     pub(crate) fn new(path: &Path, inner: Box<dyn Read + Send>) -> Result<Self, DataError> {
-        let stored = Stored::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
+        let stored = HashedReader::new(inner).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let body = Body::new(stored);
-        let (path, buffer) = (path.to_owned(), vec![0; BUFFER]);
-        Ok(Source { path, body, buffer, start: 0, end: 0, lines: 0 })
+        let path = path.to_owned();
+        let buffer = vec![0; BUFFER];
+        Ok(LineSource { path, body, buffer, start: 0, end: 0, lines: 0 })
     }
 
     /// The path that was given, `-` for standard input.
@@ -79,16 +80,16 @@ impl Source {
         Ok(self.buffer[self.start..self.end].first().copied())
     }
 
-    /// Returns the next bytes without consuming them: `most` of them, or fewer at the end of the input.
-    pub(crate) fn ahead(&mut self, most: usize) -> Result<&[u8], DataError> {
-        let most = most.min(self.buffer.len());
-        if self.start + most > self.buffer.len() {
+    /// Returns the next bytes without consuming them: `count` of them, or fewer at the end of the input.
+    pub(crate) fn ahead(&mut self, count: usize) -> Result<&[u8], DataError> {
+        let count = count.min(self.buffer.len());
+        if self.start + count > self.buffer.len() {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        while self.end - self.start < most && self.read_more()? {}
-        let end = self.end.min(self.start + most);
+        while self.end - self.start < count && self.read_more()? {}
+        let end = self.end.min(self.start + count);
         Ok(&self.buffer[self.start..end])
     }
 
@@ -97,9 +98,10 @@ impl Source {
     pub(crate) fn refuse_foreign(&mut self, is_text: bool) -> Result<(), DataError> {
         let outer = self.body.compression();
         let Some(format) = foreign::recognise(self.ahead(foreign::ENOUGH)?, outer) else { return Ok(()) };
-        match is_text && format.is_text {
-            true => Ok(()),
-            false => Err(DataError::at(&self.path, DataErrorKind::Foreign(format))),
+        if is_text && format.is_text {
+            Ok(())
+        } else {
+            Err(DataError::at(&self.path, DataErrorKind::Foreign(format)))
         }
     }
 
@@ -117,7 +119,7 @@ impl Source {
         Ok(())
     }
 
-    /// Consumes the byte that [`Source::peek`] returned, which must not be a line end (lines are counted elsewhere).
+    /// Consumes the byte that [`LineSource::peek`] returned, which must not be a line end (lines are counted elsewhere).
     pub(crate) fn skip_byte(&mut self) {
         debug_assert!(self.start < self.end);
         self.start += 1;

@@ -67,9 +67,10 @@ pub fn digests<E: From<DataError>>(
 
 /// Hashes the file at `path`, calling `between` before each block.
 fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) -> Result<Input, E> {
-    let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-    let mut file = File::open(path).map_err(fail)?;
-    let (mut hash, mut bytes, mut buffer) = (Sha256::new(), 0, vec![0; 256 << 10]);
+    let mut file = File::open(path).map_err(DataError::reading(path))?;
+    let mut hash = Sha256::new();
+    let mut bytes = 0;
+    let mut buffer = vec![0; 256 << 10];
     loop {
         between()?;
         match file.read(&mut buffer) {
@@ -79,7 +80,7 @@ fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) 
                 bytes += n as u64;
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(fail(e).into()),
+            Err(e) => return Err(DataError::reading(path)(e).into()),
         }
     }
 }
@@ -88,7 +89,7 @@ fn digest<E: From<DataError>>(path: &Path, between: &dyn Fn() -> Result<(), E>) 
 const AHEAD: usize = 6;
 
 /// Reader of the stored bytes that hashes them as they pass.
-pub(super) struct Stored {
+pub(super) struct HashedReader {
     /// The file, standard input, or any other reader.
     inner: Box<dyn Read + Send>,
     hash: Sha256,
@@ -102,11 +103,18 @@ pub(super) struct Stored {
     ahead_taken: usize,
 }
 
-impl Stored {
+impl HashedReader {
     /// Reads the first bytes of `inner`.
     pub(super) fn new(inner: Box<dyn Read + Send>) -> io::Result<Self> {
-        let (hash, ahead) = (Sha256::new(), [0; AHEAD]);
-        let mut new = Stored { inner, hash, bytes: 0, failed: false, ahead, ahead_len: 0, ahead_taken: 0 };
+        let mut new = HashedReader {
+            inner,
+            hash: Sha256::new(),
+            bytes: 0,
+            failed: false,
+            ahead: [0; AHEAD],
+            ahead_len: 0,
+            ahead_taken: 0,
+        };
         while new.ahead_len < AHEAD {
             match new.inner.read(&mut new.ahead[new.ahead_len..]) {
                 Ok(0) => break,
@@ -149,7 +157,7 @@ impl Stored {
     }
 }
 
-impl Read for Stored {
+impl Read for HashedReader {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.ahead_taken < self.ahead_len {
             // The first bytes are returned together with bytes behind them, so that a caller that inspects the start of

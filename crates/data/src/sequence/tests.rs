@@ -55,11 +55,13 @@ fn seen(alphabet: Alphabet, text: &[u8]) -> Result<Vec<String>, DataError> {
     let mut reader = Reader::from_read("x", Cursor::new(text.to_vec()))?;
     reader.set_alphabet(alphabet);
     reader.keep_qualities(true);
-    let (mut record, mut found) = (Record::default(), vec![]);
+    let mut record = Record::default();
+    let mut found = vec![];
     while reader.read_into(&mut record)? {
-        let quality = match record.quality.is_empty() {
-            true => String::new(),
-            false => format!("/{}", String::from_utf8_lossy(&record.quality)),
+        let quality = if record.quality.is_empty() {
+            String::new()
+        } else {
+            format!("/{}", String::from_utf8_lossy(&record.quality))
         };
         found.push(format!("{}={}{quality}", record.id, String::from_utf8_lossy(&record.seq)));
     }
@@ -296,7 +298,8 @@ fn a_title_behind_plus_differs_in_pieces_of_any_size() {
 
 #[test]
 fn a_long_record_takes_little_more_than_its_bases() {
-    let (line, lines) = ([b'A'; 61], 200_000);
+    let line = [b'A'; 61];
+    let lines = 200_000;
     let mut text = b">long\n".to_vec();
     for _ in 0..lines {
         text.extend_from_slice(&line[..60]);
@@ -313,7 +316,8 @@ fn a_long_record_takes_little_more_than_its_bases() {
 /// bounds is an error and is not truncated to a shorter record.
 #[test]
 fn records_are_held_to_what_was_planned_for() {
-    let most = Extent { records: 2, longest: 4, longest_name: 3, longest_title: 8, ..Extent::default() };
+    let most =
+        InputExtent { records: 2, longest: 4, longest_name: 3, longest_title: 8, ..InputExtent::default() };
     let held = |text: &str| {
         let mut reader = Reader::from_read("x", Trickle(Cursor::new(text.as_bytes().to_vec()))).unwrap();
         reader.hold_to(most.clone());

@@ -1,7 +1,7 @@
 //! Texts as records, for models of text: a file with a text on each line, or with a JSON object on each line. Invariant: a
 //! file is read as texts because of its extension, never because of its content.
 
-use super::source::Source;
+use super::source::LineSource;
 use super::{LONGEST_NAME, Record, without_compression};
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
@@ -42,16 +42,16 @@ impl Texts {
     }
 
     /// Reads the next line that is not blank into `record`, and returns its number; `None` at the end of the file. Stops
-    /// reading a line after `most` bytes, or twice as many of a JSON object, which the caller reports.
+    /// reading a line after `max_bytes` bytes, or twice as many of a JSON object, which the caller reports.
     pub(super) fn read(
         self,
-        source: &mut Source,
+        source: &mut LineSource,
         record: &mut Record,
-        most: usize,
+        max_bytes: usize,
     ) -> Result<Option<u64>, DataError> {
-        let most = match self {
-            Self::Lines => most,
-            Self::JsonLines => most.saturating_mul(2),
+        let max_bytes = match self {
+            Self::Lines => max_bytes,
+            Self::JsonLines => max_bytes.saturating_mul(2),
         };
         loop {
             let line = source.line();
@@ -61,7 +61,7 @@ impl Texts {
             let seq = &mut record.seq;
             seq.clear();
             source.line_pieces(|piece| {
-                if seq.len() <= most {
+                if seq.len() <= max_bytes {
                     super::reserve(seq, piece.len());
                     seq.extend_from_slice(piece);
                 }
@@ -70,7 +70,7 @@ impl Texts {
                 continue;
             }
             record.id = line.to_string();
-            if self == Self::JsonLines && seq.len() <= most {
+            if self == Self::JsonLines && seq.len() <= max_bytes {
                 self.parse(record).map_err(|what| {
                     DataError::at(source.path(), DataErrorKind::Malformed(what)).with_line(line)
                 })?;
@@ -120,7 +120,8 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let mut reader = Reader::open([&path]).unwrap();
         reader.accept_texts();
-        let (mut record, mut found) = (Record::default(), vec![]);
+        let mut record = Record::default();
+        let mut found = vec![];
         let done = loop {
             match reader.read_into(&mut record) {
                 Ok(true) => found.push((record.id.clone(), String::from_utf8(record.seq.clone()).unwrap())),

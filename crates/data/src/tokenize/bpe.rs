@@ -20,7 +20,7 @@ use crate::printable::Name;
 use crate::{DataError, DataErrorKind};
 use dna::Dna;
 pub(crate) use file::makes_token;
-use rules::Rules;
+use rules::MergeRules;
 
 /// Maximum size of a `tokenizer.json` in bytes; a file with a vocabulary of a million tokens is smaller.
 pub const LARGEST: u64 = 64 << 20;
@@ -36,7 +36,7 @@ pub struct Bpe {
     unknown: Option<i32>,
 }
 
-/// Which encoder a [`Bpe`] uses.
+/// Encoder that a [`Bpe`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BpeKind {
     /// The lookup tables of this crate. A sequence that contains the first character of an added token (the `[` of
@@ -54,27 +54,23 @@ impl Bpe {
     /// that lengthen the text) are errors. The crate's cache of whole words is disabled: a DNA read is one word and
     /// seldom occurs twice, so the cache would use megabytes per thread without benefit.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        // The crate's messages quote the file, which is untrusted text: `Name` makes it printable.
-        let refuse = |e: file::Refusal| {
-            DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()))
-        };
-        let bytes = file::checked(bytes).map_err(refuse)?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(refuse)?;
+        let bytes = file::checked(bytes).map_err(|why| refused(path, why))?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|why| refused(path, why))?;
         let ModelWrapper::BPE(model) = tokenizer.get_model() else {
-            return Err(refuse("its model is not of the type BPE".into()));
+            return Err(refused(path, "its model is not of the type BPE".into()));
         };
         if model.dropout.is_some_and(|p| p != 0.0) {
-            return Err(refuse("it drops merges at random (dropout); set dropout to null".into()));
+            return Err(refused(path, "it drops merges at random (dropout); set dropout to null".into()));
         }
         let mut model = model.clone();
         model.resize_cache(0);
         let unknown = model.unk_token.as_deref().and_then(|t| tokenizer.token_to_id(t));
-        let own = Rules::read(&tokenizer, &model).and_then(|rules| Dna::new(&rules));
+        let own = MergeRules::read(&tokenizer, &model).and_then(|rules| Dna::new(&rules));
         tokenizer.with_model(model);
         let vocab = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         let unknown = unknown.map(u32::cast_signed);
         let new = Bpe { tokenizer, own, vocab, unknown };
-        new.check_ends().map_err(refuse)?;
+        new.check_ends().map_err(|why| refused(path, why))?;
         Ok(new)
     }
 
@@ -133,11 +129,18 @@ impl Bpe {
         let ends = ["[CLS]", "[SEP]"].map(|name| self.tokenizer.token_to_id(name));
         let empty = self.tokenizer.encode_fast("", true)?;
         let found: Vec<Option<u32>> = empty.get_ids().iter().map(|&id| Some(id)).collect();
-        match found == ends {
-            true => Ok(()),
-            false => Err("it does not put [CLS] before and [SEP] after a sequence".into()),
+        if found == ends {
+            Ok(())
+        } else {
+            Err("it does not put [CLS] before and [SEP] after a sequence".into())
         }
     }
+}
+
+/// The error for a tokenizer file at `path`. The crate's messages quote the file, which is untrusted text: `Name` makes it
+/// printable.
+fn refused(path: &Path, why: file::BpeRefusal) -> DataError {
+    DataError::at(path, DataErrorKind::Tokenizer(Name(&why.to_string()).to_string().into()))
 }
 
 #[cfg(test)]

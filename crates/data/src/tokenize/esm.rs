@@ -64,13 +64,15 @@ pub struct VocabularyDifference {
 /// tokenizer.
 pub fn vocabulary_difference(text: &str) -> Option<VocabularyDifference> {
     let known = vocabulary();
-    let (mut expected, mut found) = (known.lines(), text.trim_end().lines().map(str::trim));
+    let mut expected = known.lines();
+    let mut found = text.trim_end().lines().map(str::trim);
     for line in 1.. {
         match (expected.next(), found.next()) {
             (None, None) => break,
             (expected, found) if expected == found => {}
             (expected, found) => {
-                let (expected, found) = (expected.map(str::to_owned), found.map(str::to_owned));
+                let expected = expected.map(str::to_owned);
+                let found = found.map(str::to_owned);
                 return Some(VocabularyDifference { line, expected, found });
             }
         }

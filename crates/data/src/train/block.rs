@@ -8,10 +8,10 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use super::pieces::{Cutter, Piece};
-use super::position::Window;
-use super::random::Key;
-use super::settings::Bounds;
+use super::pieces::{Piece, PieceCutter};
+use super::position::ShuffleWindow;
+use super::random::RandomKey;
+use super::settings::PackLimits;
 use super::vocabulary::Vocabulary;
 use crate::DataError;
 
@@ -47,12 +47,12 @@ impl BlockCapacity {
     /// The largest block: the documents up to the size of a block, and one document of the maximum length beyond it, but
     /// at most a shuffle window.
     pub(super) fn new(
-        bounds: &Bounds,
-        cutter: &Cutter,
+        bounds: &PackLimits,
+        cutter: &PieceCutter,
         vocabulary: &Vocabulary,
         window: &WindowCapacity,
     ) -> Self {
-        let Bounds { tokens, sequences, longest } = *bounds;
+        let PackLimits { tokens, sequences, longest } = *bounds;
         let document = vocabulary.most_tokens(window.longest);
         let beyond = cutter.most_pieces(document);
         // `most_tokens` is linear in the bytes apart from a constant for each document.
@@ -78,16 +78,16 @@ impl BlockCapacity {
     }
 
     /// Size in bytes of the buffers of a [`BestFit`].
-    pub(super) fn packing_bytes(&self, bounds: &Bounds) -> u64 {
+    pub(super) fn packing_bytes(&self, bounds: &PackLimits) -> u64 {
         let lists = (bounds.tokens + 1) * size_of::<u32>() + (bounds.tokens / 64 + 1) * size_of::<u64>();
         (lists + self.pieces * 2 * size_of::<u32>() + self.packs * size_of::<OpenPack>()) as u64
     }
 }
 
 /// A block: the pieces of its documents, and their packs.
-pub(super) struct Block {
+pub(super) struct PackedBlock {
     pub epoch: u64,
-    pub window: Window,
+    pub window: ShuffleWindow,
     /// Index in its window of the first document.
     pub place: u32,
     /// Number of documents.
@@ -110,12 +110,12 @@ pub(super) struct Block {
     pub error: Option<DataError>,
 }
 
-impl Block {
+impl PackedBlock {
     /// An empty block.
     pub(super) fn with_capacity(capacity: &BlockCapacity) -> Self {
-        Block {
+        PackedBlock {
             epoch: 0,
-            window: Window::default(),
+            window: ShuffleWindow::default(),
             place: 0,
             documents: 0,
             unknown: 0,
@@ -156,7 +156,7 @@ impl Block {
     }
 
     /// Whether no further document belongs to the block.
-    pub(super) fn is_full(&self, bounds: &Bounds) -> bool {
+    pub(super) fn is_full(&self, bounds: &PackLimits) -> bool {
         self.size >= PACKS * bounds.tokens || self.pieces.len() >= PACKS * bounds.sequences
     }
 
@@ -174,7 +174,7 @@ impl Block {
 
 /// Packs the pieces of blocks.
 pub(super) struct BestFit {
-    bounds: Bounds,
+    bounds: PackLimits,
     /// Indices of the pieces in the order in which they are placed.
     order: Vec<u32>,
     /// The pack of each piece, by the order in which packs are opened.
@@ -199,7 +199,7 @@ struct OpenPack {
 }
 
 impl BestFit {
-    pub(super) fn with_capacity(bounds: &Bounds, capacity: &BlockCapacity) -> Self {
+    pub(super) fn with_capacity(bounds: &PackLimits, capacity: &BlockCapacity) -> Self {
         BestFit {
             bounds: *bounds,
             order: Vec::with_capacity(capacity.pieces),
@@ -212,7 +212,7 @@ impl BestFit {
 
     /// Packs the pieces of a block. The packs come in an order shuffled by `shuffle`, or without it in the order of
     /// their first piece.
-    pub(super) fn pack(&mut self, block: &mut Block, shuffle: Option<Key>) {
+    pub(super) fn pack(&mut self, block: &mut PackedBlock, shuffle: Option<RandomKey>) {
         self.packs.clear();
         self.lists.fill(NONE);
         self.has_pack.fill(0);
@@ -279,7 +279,7 @@ impl BestFit {
     }
 
     /// Lists the pieces of each pack, with the packs in the order of their first piece.
-    fn group(&mut self, block: &mut Block) {
+    fn group(&mut self, block: &mut PackedBlock) {
         for &pack in &self.pack_of {
             let open = &mut self.packs[pack as usize];
             if open.rank != NONE {
@@ -306,13 +306,13 @@ mod tests {
     use super::super::settings::{IdWidth, MaskRates, Objective, TokenizerKind};
     use super::*;
 
-    fn bounds(tokens: usize, sequences: usize) -> Bounds {
-        Bounds { tokens, sequences, longest: tokens }
+    fn bounds(tokens: usize, sequences: usize) -> PackLimits {
+        PackLimits { tokens, sequences, longest: tokens }
     }
 
     /// A block of pieces of these lengths.
-    fn block(lengths: &[usize], capacity: &BlockCapacity) -> Block {
-        let mut block = Block::with_capacity(capacity);
+    fn block(lengths: &[usize], capacity: &BlockCapacity) -> PackedBlock {
+        let mut block = PackedBlock::with_capacity(capacity);
         for (place, &length) in lengths.iter().enumerate() {
             block.push(Piece { start: 0, length: length as u32, from: 0, place: place as u32, class: 0 });
         }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     /// Packs pieces of these lengths; returns the indices of the pieces of each pack.
-    fn packed(lengths: &[usize], bounds: &Bounds, shuffle: Option<Key>) -> Vec<Vec<u32>> {
+    fn packed(lengths: &[usize], bounds: &PackLimits, shuffle: Option<RandomKey>) -> Vec<Vec<u32>> {
         let capacity = BlockCapacity { tokens: 0, pieces: lengths.len(), packs: lengths.len() };
         let mut block = block(lengths, &capacity);
         BestFit::with_capacity(bounds, &capacity).pack(&mut block, shuffle);
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn packs_are_within_bounds_and_hold_every_piece_once() {
         for seed in 0..300 {
-            let key = Key::new(seed);
+            let key = RandomKey::new(seed);
             let bounds = bounds(1 + key.with(0).below(300), 1 + key.with(1).below(12));
             let length = |at: u64| {
                 let most = 1 + key.with(2).below(bounds.tokens);
@@ -401,11 +401,11 @@ mod tests {
             (TokenizerKind::Esm, masked, (17, 16, 17), 100_000, 3),
         ] {
             let vocabulary = Vocabulary::of(&kind, IdWidth::U16).unwrap();
-            let bounds = Bounds { tokens, sequences, longest };
-            let cutter = Cutter::new(&task, &bounds, &vocabulary);
+            let bounds = PackLimits { tokens, sequences, longest };
+            let cutter = PieceCutter::new(&task, &bounds, &vocabulary);
             let window = WindowCapacity { bytes: letters * documents, documents, longest: letters };
             let capacity = BlockCapacity::new(&bounds, &cutter, &vocabulary, &window);
-            let mut block = Block::with_capacity(&capacity);
+            let mut block = PackedBlock::with_capacity(&capacity);
             let mut best_fit = BestFit::with_capacity(&bounds, &capacity);
             let mut tokens = Vec::new();
             vocabulary.encode(&b"L".repeat(letters), &mut tokens).unwrap();
@@ -419,13 +419,13 @@ mod tests {
                         let document = Tokenized { tokens: &tokens, class: 0, place };
                         cutter.cut(&document, &vocabulary, &mut block).unwrap();
                     }
-                    best_fit.pack(&mut block, Some(Key::new(1)));
+                    best_fit.pack(&mut block, Some(RandomKey::new(1)));
                 });
                 let case = format!("{kind:?}, {bounds:?}, {documents} documents of {letters} letters");
                 assert_eq!(filling.count_total, 0, "{case}: {capacity:?}");
                 assert!(block.count() > 0, "{case}");
             }
-            let made = allocation_counter::measure(|| drop(Block::with_capacity(&capacity)));
+            let made = allocation_counter::measure(|| drop(PackedBlock::with_capacity(&capacity)));
             assert_eq!(made.bytes_max, capacity.bytes());
             let made = allocation_counter::measure(|| drop(BestFit::with_capacity(&bounds, &capacity)));
             assert_eq!(made.bytes_max, capacity.packing_bytes(&bounds));

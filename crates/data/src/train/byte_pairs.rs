@@ -41,7 +41,8 @@ const CACHED_BYTES: u64 = 256 * 33 + 256;
 /// Exclusive upper bound of token ids, because the crate iterates up to the largest id.
 pub(super) const MAX_IDS: u64 = 1 << 20;
 
-pub(super) type Refusal = Box<dyn std::error::Error + Send + Sync>;
+/// Reason why a tokenizer file is refused.
+pub(super) type TokenizerRefusal = Box<dyn std::error::Error + Send + Sync>;
 
 /// The regular expressions by which byte-level tokenizers part words: those of Llama 3, Qwen2 and GPT-2. No
 /// other expression of a file is run.
@@ -78,9 +79,8 @@ pub struct BytePairs {
 impl BytePairs {
     /// Creates a tokenizer from the content of a `tokenizer.json`; errors name `path`.
     pub fn from_bytes(bytes: &[u8], path: &Path) -> Result<Self, DataError> {
-        let refuse =
-            |e: Refusal| DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into()));
-        Self::parse(bytes).map_err(refuse)
+        Self::parse(bytes)
+            .map_err(|e| DataError::at(path, DataErrorKind::Tokenizer(Name(&e.to_string()).to_string().into())))
     }
 
     /// Reads a tokenizer from the file at `path`.
@@ -89,13 +89,10 @@ impl BytePairs {
         Self::from_bytes(&bytes, path)
     }
 
-    fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+    fn parse(bytes: &[u8]) -> Result<Self, TokenizerRefusal> {
         let mut file: Value = serde_json::from_slice(bytes)?;
         let over_bytes = is_byte_level(&file["pre_tokenizer"]) && file["model"]["type"] != "Unigram";
-        let unknown = match over_bytes {
-            true => check(&file).map(|()| None)?,
-            false => sentence_piece::check(&file)?,
-        };
+        let unknown = if over_bytes { check(&file).map(|()| None)? } else { sentence_piece::check(&file)? };
         let frame = frame(&file["post_processor"])?;
         // Documents are encoded without truncation, padding and added special tokens, and are never decoded.
         // Removing the unused fields also avoids errors from values that the crate does not support.
@@ -135,10 +132,11 @@ impl BytePairs {
         let size = tokenizer.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
         // Encoding in parts would change results in two cases: an added token that is not special is matched before the
         // text is divided into words and may span a boundary; a prefix space is added once per encoded text.
-        let is_bare = |part: &Value| part["type"] != "ByteLevel" || part["add_prefix_space"] == false;
         let parts = over_bytes
             && specials.len() == added.len()
-            && steps(&file["pre_tokenizer"], "pretokenizers").into_iter().all(is_bare);
+            && steps(&file["pre_tokenizer"], "pretokenizers")
+                .into_iter()
+                .all(|part| part["type"] != "ByteLevel" || part["add_prefix_space"] == false);
         let normalizes = !file["normalizer"].is_null();
         Ok(BytePairs { tokenizer, size, specials, unknown, parts, normalizes, frame })
     }
@@ -207,10 +205,7 @@ impl BytePairs {
     /// Maximum number of tokens of a text of `bytes` bytes.
     pub(super) fn most_tokens(&self, bytes: usize) -> usize {
         // Normalization to NFC makes at most three bytes of one.
-        match self.parts && !self.normalizes {
-            true => bytes,
-            false => MAX_TOKENS * bytes + MARKS,
-        }
+        if self.parts && !self.normalizes { bytes } else { MAX_TOKENS * bytes + MARKS }
     }
 
     /// Upper bound in bytes of the working memory and cache of the crate for documents of at most `longest` bytes.
@@ -241,13 +236,15 @@ fn part(text: &str) -> usize {
     }
     // The character before must not be whitespace. Requiring printable ASCII avoids decoding Unicode whitespace.
     // Punctuation and the line ends after it may be one match.
-    let ends = |at: usize| {
-        let last = bytes[at - 1];
-        let of_line = matches!(bytes[at], b'\r' | b'\n');
-        bytes[at].is_ascii_whitespace() && last.is_ascii_graphic() && !(of_line && last.is_ascii_punctuation())
-    };
-    let most = bytes.len().min(LONGEST_PART);
-    (PART..most).find(|&at| ends(at)).unwrap_or_else(|| text.floor_char_boundary(most))
+    let limit = bytes.len().min(LONGEST_PART);
+    (PART..limit).find(|&at| ends_part(bytes, at)).unwrap_or_else(|| text.floor_char_boundary(limit))
+}
+
+/// Whether the first part of a text may end before byte `at`.
+fn ends_part(bytes: &[u8], at: usize) -> bool {
+    let last = bytes[at - 1];
+    let ends_line = matches!(bytes[at], b'\r' | b'\n');
+    bytes[at].is_ascii_whitespace() && last.is_ascii_graphic() && !(ends_line && last.is_ascii_punctuation())
 }
 
 /// The steps of a normalizer, pre-tokenizer or post-processor: the elements of a `Sequence` (in its field `list`), or the
@@ -269,21 +266,21 @@ fn is_byte_level(words: &Value) -> bool {
 ///
 /// # Errors
 /// A form with other parts than special tokens around the text.
-fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
+fn frame(processor: &Value) -> Result<TextFrame, TokenizerRefusal> {
     let mut frame = TextFrame::default();
     for step in steps(processor, "processors") {
-        let id = |token: &Value| token.as_u64().filter(|id| *id < MAX_IDS).map(|id| id as i32);
         match step["type"].as_str() {
             // It changes offsets alone.
             Some("ByteLevel") => {}
             Some("BertProcessing" | "RobertaProcessing") => {
-                let ends = id(&step["cls"][1]).zip(id(&step["sep"][1]));
+                let ends = token_id(&step["cls"][1]).zip(token_id(&step["sep"][1]));
                 let (cls, sep) = ends.ok_or("its post-processor has no ids of its tokens")?;
                 frame.before.insert(0, cls);
                 frame.after.push(sep);
             }
             Some("TemplateProcessing") => {
-                let (mut before, mut after) = (vec![], None::<Vec<i32>>);
+                let mut before = vec![];
+                let mut after = None::<Vec<i32>>;
                 for part in step["single"].as_array().into_iter().flatten() {
                     if part["Sequence"]["id"] == "A" && after.is_none() {
                         after = Some(vec![]);
@@ -291,7 +288,7 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
                     }
                     let name = part["SpecialToken"]["id"].as_str();
                     let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
-                    let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(id).collect());
+                    let ids: Option<Vec<i32>> = ids.and_then(|ids| ids.iter().map(token_id).collect());
                     let ids =
                         ids.ok_or("its post-processor has a template of another form than tokens around $A")?;
                     after.as_mut().unwrap_or(&mut before).extend(ids);
@@ -310,9 +307,14 @@ fn frame(processor: &Value) -> Result<TextFrame, Refusal> {
     Ok(frame)
 }
 
+/// The id of a token in a post-processor; `None` for anything but a whole number below [`MAX_IDS`].
+fn token_id(token: &Value) -> Option<i32> {
+    token.as_u64().filter(|id| *id < MAX_IDS).map(|id| id as i32)
+}
+
 /// Checks the pre-tokenizer of a byte-level file: `ByteLevel`, after at most one `Split` by one of [`PATTERNS`] or a
 /// `Digits`.
-fn check_words(words: &Value) -> Result<(), Refusal> {
+fn check_words(words: &Value) -> Result<(), TokenizerRefusal> {
     let all = steps(words, "pretokenizers");
     let Some((last, before)) = all.split_last() else {
         return Err("its pre-tokenizer has no steps".into());
@@ -356,24 +358,22 @@ fn check_words(words: &Value) -> Result<(), Refusal> {
 }
 
 /// Checks a byte-level BPE file: `Err` names the first field with an unsupported value.
-fn check(file: &Value) -> Result<(), Refusal> {
-    let (model, words) = (&file["model"], &file["pre_tokenizer"]);
-    let kind = |part: &Value| part["type"].as_str().unwrap_or("of no type").to_owned();
+fn check(file: &Value) -> Result<(), TokenizerRefusal> {
+    let model = &file["model"];
+    let words = &file["pre_tokenizer"];
     if !(model["type"].is_null() || model["type"] == "BPE") {
-        return Err(format!("its model {} is not BPE", kind(model)).into());
+        return Err(format!("its model {} is not BPE", kind_of(model)).into());
     }
     if let Some(step) = steps(&file["normalizer"], "normalizers").iter().find(|step| step["type"] != "NFC") {
-        return Err(format!("its normalizer {} is not supported", kind(step)).into());
+        return Err(format!("its normalizer {} is not supported", kind_of(step)).into());
     }
     check_words(words)?;
-    let zero = |value: &Value| value.is_null() || value.as_f64() == Some(0.0);
-    let unset = |value: &Value| value.is_null() || *value == "" || *value == false;
     let rules = [
-        ("dropout", zero(&model["dropout"])),
-        ("continuing_subword_prefix", unset(&model["continuing_subword_prefix"])),
-        ("end_of_word_suffix", unset(&model["end_of_word_suffix"])),
-        ("fuse_unk", unset(&model["fuse_unk"])),
-        ("byte_fallback", unset(&model["byte_fallback"])),
+        ("dropout", is_zero(&model["dropout"])),
+        ("continuing_subword_prefix", is_unset(&model["continuing_subword_prefix"])),
+        ("end_of_word_suffix", is_unset(&model["end_of_word_suffix"])),
+        ("fuse_unk", is_unset(&model["fuse_unk"])),
+        ("byte_fallback", is_unset(&model["byte_fallback"])),
     ];
     if let Some((name, _)) = rules.iter().find(|(_, kept)| !kept) {
         return Err(format!("its model sets {name}, which is not supported").into());
@@ -381,8 +381,23 @@ fn check(file: &Value) -> Result<(), Refusal> {
     check_ids(file)
 }
 
+/// Whether a text or a flag of a tokenizer file is empty, false or missing.
+pub(super) fn is_unset(value: &Value) -> bool {
+    value.is_null() || *value == "" || *value == false
+}
+
+/// Whether a number of a tokenizer file is 0 or missing.
+pub(super) fn is_zero(value: &Value) -> bool {
+    value.is_null() || value.as_f64() == Some(0.0)
+}
+
+/// The type of a part of a tokenizer file, for messages.
+fn kind_of(part: &Value) -> &str {
+    part["type"].as_str().unwrap_or("of no type")
+}
+
 /// Checks that every byte has a token, that ids are below [`MAX_IDS`], and that merges produce tokens.
-fn check_ids(file: &Value) -> Result<(), Refusal> {
+fn check_ids(file: &Value) -> Result<(), TokenizerRefusal> {
     let vocab = file["model"]["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
     let mut ids = vocab.values().chain(added.iter().map(|token| &token["id"]));
@@ -457,7 +472,7 @@ mod tests {
         // Random sequences of words, punctuation and whitespace, so that many combinations occur at boundaries.
         let pieces =
             ["the", " ", "\n", "\t\t", "'s", "'", "\u{a0}", "\u{2003}", "12", "\u{e9}", ".", "\r\n", "\x0b"];
-        let key = super::super::random::Key::new(3);
+        let key = super::super::random::RandomKey::new(3);
         let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
         let whole = pairs.tokenizer.encode_fast(text.as_str(), false).unwrap();
         let whole: Vec<i32> = whole.get_ids().iter().map(|&id| id.cast_signed()).collect();
@@ -495,7 +510,7 @@ mod tests {
             "the", " ", "\n", "\t\t", "'S", "'", "\u{a0}", "\u{2003}", "1234", "e\u{301}", ".", "\r\n",
             "!?\n\n", "\u{958}",
         ];
-        let key = super::super::random::Key::new(5);
+        let key = super::super::random::RandomKey::new(5);
         let text: String = (0..60_000).map(|i| pieces[key.with(i).below(pieces.len())]).collect();
         for (at, pattern) in PATTERNS.iter().enumerate() {
             let pairs = open(&modern(at)).unwrap();

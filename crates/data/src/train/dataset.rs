@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 use super::block;
 use super::files;
 use super::labels::{Labels, LabelsFrom};
-use super::ledger::{self, HostMemory, Known};
-use super::position::{LARGEST_PACK, Position, Window};
-use super::settings::{Format, Objective, Settings, TokenizerKind, Validation};
-use super::source::{Document, Documents};
-use super::split::{Split, Splitter};
-use super::stream::Stream;
+use super::ledger::{self, DataMemory, Known};
+use super::position::{DataPosition, LARGEST_PACK, ShuffleWindow};
+use super::settings::{DatasetFormat, DatasetSettings, Objective, TokenizerKind, Validation};
+use super::source::{Documents, RawDocument};
+use super::split::{DocumentSplitter, Split};
+use super::stream::DatasetStream;
 use super::vocabulary::Vocabulary;
 use crate::alphabet::{UnknownLetters, is_nucleotides};
 use crate::hex::hex;
@@ -24,18 +24,18 @@ use crate::sequence::{InputNote, Listing};
 use crate::{DataError, DataErrorKind, bounded};
 use plimsoll_setting::Setting;
 
-/// An open data set: its settings, tokenizer and statistics, and the source of [`Stream`]s. Cheap to clone.
+/// An open data set: its settings, tokenizer and statistics, and the source of [`DatasetStream`]s. Cheap to clone.
 #[derive(Clone)]
 pub struct Dataset {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<SharedDataset>,
 }
 
 /// State of a data set, shared with the threads of its streams.
-pub(super) struct Inner {
-    pub settings: Settings,
+pub(super) struct SharedDataset {
+    pub settings: DatasetSettings,
     pub vocabulary: Vocabulary,
     pub labels: Labels,
-    pub splitter: Splitter,
+    pub splitter: DocumentSplitter,
     pub train: Files,
     /// Validation files; empty if the validation documents are a fraction of the training files, or if there are none.
     pub validation: Files,
@@ -95,7 +95,7 @@ impl Dataset {
     /// # Errors
     /// Contradictory settings; a file that cannot be read; a document that the tokenizer or the task rejects; a
     /// training split, or a requested validation split, without documents.
-    pub fn open(settings: Settings) -> Result<Self, DataError> {
+    pub fn open(settings: DatasetSettings) -> Result<Self, DataError> {
         settings.check()?;
         let vocabulary = Vocabulary::open(&settings)?;
         check_task(&settings, &vocabulary)?;
@@ -112,7 +112,7 @@ impl Dataset {
         refuse_notes(settings.strict, &notes)?;
         census.check(&settings, train.paths.len() + validation.paths.len())?;
         let digest = digest(hash, &settings)?;
-        let inner = Inner {
+        let inner = SharedDataset {
             settings,
             vocabulary,
             labels,
@@ -138,7 +138,7 @@ impl Dataset {
     }
 
     /// The settings.
-    pub fn settings(&self) -> &Settings {
+    pub fn settings(&self) -> &DatasetSettings {
         &self.inner.settings
     }
 
@@ -169,9 +169,9 @@ impl Dataset {
         &self.inner.digest
     }
 
-    /// Maximum host memory of one stream apart from its packs. [`Settings::host_bytes`] gives a larger bound without
+    /// Maximum host memory of one stream apart from its packs. [`DatasetSettings::host_bytes`] gives a larger bound without
     /// reading the data, for documents of the maximum allowed length.
-    pub fn host_bytes(&self) -> Vec<HostMemory> {
+    pub fn host_bytes(&self) -> Vec<DataMemory> {
         let inner = &self.inner;
         let DatasetStats { train, validation, longest, .. } = inner.census;
         let side = SplitSize {
@@ -179,16 +179,16 @@ impl Dataset {
             bytes: train.bytes.max(validation.bytes),
         };
         let known = Known { longest, side, reader: inner.reader[0], compressed: inner.compressed };
-        let mut held = ledger::held(&inner.settings, &inner.vocabulary, &known);
-        held.push(HostMemory { what: "labels", bytes: inner.labels.bytes() });
-        held.push(HostMemory { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
-        held
+        let mut memory = ledger::memory_by_purpose(&inner.settings, &inner.vocabulary, &known);
+        memory.push(DataMemory { what: "labels", bytes: inner.labels.bytes() });
+        memory.push(DataMemory { what: "hashes of dropped documents", bytes: inner.splitter.bytes() });
+        memory
     }
 
     /// The position at the start of the first epoch.
-    pub fn start(&self) -> Position {
-        let window = Window::default();
-        Position { data: self.inner.digest.clone(), pack: 0, epoch: 0, window, place: 0, packed: 0 }
+    pub fn start(&self) -> DataPosition {
+        let window = ShuffleWindow::default();
+        DataPosition { data: self.inner.digest.clone(), pack: 0, epoch: 0, window, place: 0, packed: 0 }
     }
 
     /// Streams the packs of a split, starting at a position. A training stream runs over any number of epochs; a
@@ -196,32 +196,38 @@ impl Dataset {
     ///
     /// # Errors
     /// A position of a different data set; an invalid position; a validation split without documents.
-    pub fn stream(&self, split: Split, from: &Position) -> Result<Stream, DataError> {
+    pub fn stream(&self, split: Split, from: &DataPosition) -> Result<DatasetStream, DataError> {
         let files = self.inner.files(split).paths.len();
-        let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if from.data != self.inner.digest {
-            return refuse(
+            return Err(refused(
                 "the saved position belongs to other data: the documents, the seed, the shuffling, the tokenizer \
                  or the size of a pack have changed; start over, or restore what was changed",
-            );
+            ));
         }
         if split == Split::Validation && self.inner.census.validation.documents == 0 {
-            return refuse("there is no validation data; set a validation fraction, or name validation files");
+            return Err(refused(
+                "there is no validation data; set a validation fraction, or name validation files",
+            ));
         }
         if split == Split::Validation && *from != self.start() {
-            return refuse("validation begins at the start");
+            return Err(refused("validation begins at the start"));
         }
         if from.window.file as usize > files {
-            return refuse("the saved position is after the last file, so it is damaged");
+            return Err(refused("the saved position is after the last file, so it is damaged"));
         }
         if from.pack > LARGEST_PACK {
-            return refuse("the saved position is after the last pack, so it is damaged");
+            return Err(refused("the saved position is after the last pack, so it is damaged"));
         }
-        Stream::new(self.inner.clone(), split, from.clone())
+        DatasetStream::new(self.inner.clone(), split, from.clone())
     }
 }
 
-impl Inner {
+/// The error for a position at which no stream can begin.
+fn refused(what: &str) -> DataError {
+    DataError::new(DataErrorKind::Malformed(what.to_owned()))
+}
+
+impl SharedDataset {
     /// The files that contain the documents of a split.
     pub(super) fn files(&self, split: Split) -> &Files {
         match split {
@@ -238,7 +244,7 @@ impl Inner {
         }
     }
 
-    /// Whether a document of [`Inner::files`] belongs to the split.
+    /// Whether a document of [`SharedDataset::files`] belongs to the split.
     pub(super) fn is_on(&self, split: Split, document: &[u8]) -> bool {
         match (&self.settings.validation, split) {
             (Validation::None, _) | (Validation::Files(_), Split::Train) => true,
@@ -252,7 +258,7 @@ impl Inner {
 
 /// Checks that the tokenizer and the bounds suit the task: masked language modelling needs a mask token, and a sequence
 /// must fit at least one token between its start and end tokens.
-fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataError> {
+fn check_task(settings: &DatasetSettings, vocabulary: &Vocabulary) -> Result<(), DataError> {
     let ends = vocabulary.frame().iter().flatten().count();
     let why = match settings.task {
         Objective::Masked(_) if vocabulary.mask().is_none() => {
@@ -268,10 +274,10 @@ fn check_task(settings: &Settings, vocabulary: &Vocabulary) -> Result<(), DataEr
 
 /// State of the pass that reads all documents when a data set is opened.
 struct Scan<'a> {
-    settings: &'a Settings,
+    settings: &'a DatasetSettings,
     vocabulary: &'a Vocabulary,
     labels: &'a Labels,
-    splitter: Splitter,
+    splitter: DocumentSplitter,
     census: DatasetStats,
     /// Digest over the content hashes and classes of all documents, in file order.
     hash: Sha256,
@@ -289,9 +295,10 @@ struct Scan<'a> {
 const SAMPLE: usize = 256 << 10;
 
 impl<'a> Scan<'a> {
-    fn new(settings: &'a Settings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
-        let splitter = Splitter::new(&settings.validation, &settings.format);
-        let (census, hash) = (DatasetStats::default(), Sha256::new());
+    fn new(settings: &'a DatasetSettings, vocabulary: &'a Vocabulary, labels: &'a Labels) -> Self {
+        let splitter = DocumentSplitter::new(&settings.validation, &settings.format);
+        let census = DatasetStats::default();
+        let hash = Sha256::new();
         Scan {
             settings,
             vocabulary,
@@ -309,14 +316,15 @@ impl<'a> Scan<'a> {
 
     /// Reads all files and returns the training files and the validation files.
     fn both(&mut self) -> Result<(Files, Files), DataError> {
-        let Settings { train, validation, .. } = self.settings;
+        let DatasetSettings { train, validation, .. } = self.settings;
         let train = self.list(train)?;
         let Validation::Files(paths) = validation else {
             return Ok((self.files(train, |scan, hash, bytes| scan.place(hash, bytes))?, Files::default()));
         };
         // Validation files are read first: the training pass then only looks up hashes and removes matching
         // validation documents from the statistics, each distinct hash once.
-        let (mut sizes, mut trained) = (std::collections::HashMap::new(), HashSet::new());
+        let mut sizes = std::collections::HashMap::new();
+        let mut trained = HashSet::new();
         let paths = self.list(paths)?;
         let validation = self.files(paths, |scan, hash, bytes| {
             let size: &mut SplitSize = sizes.entry(hash).or_default();
@@ -354,11 +362,12 @@ impl<'a> Scan<'a> {
         mut found: impl FnMut(&mut Self, u64, u64),
     ) -> Result<Files, DataError> {
         let mut files = Files { paths, documents: Vec::new() };
-        let mut document = Document::default();
+        let mut document = RawDocument::default();
         let mut tokens = Vec::new();
         for path in &files.paths {
             let mut documents = Documents::open(path, self.settings, self.labels)?;
-            let (mut count, mut unknown) = (0, UnknownLetters::default());
+            let mut count = 0;
+            let mut unknown = UnknownLetters::default();
             while documents.read(&mut document)? {
                 count += 1;
                 if let Some(alphabet) = self.settings.tokens.alphabet() {
@@ -366,9 +375,8 @@ impl<'a> Scan<'a> {
                         DataError { path: Some(path.clone()), ..e }.with_id(name_of(&documents, count))
                     })?;
                 }
-                let placed = |e: DataError| DataError { path: Some(path.clone()), ..e };
                 let check = self.vocabulary.check(&document.bytes);
-                check.map_err(|e| placed(e).with_id(format!("document {count}")))?;
+                check.map_err(|e| e.with_path(path).with_id(format!("document {count}")))?;
                 let bytes = document.bytes.len();
                 self.census.longest = self.census.longest.max(bytes);
                 let hash = self.splitter.hash(&document.bytes);
@@ -376,7 +384,7 @@ impl<'a> Scan<'a> {
                 // The class is part of the digest: relabelled data is different data.
                 self.hash.update(document.class.to_le_bytes());
                 self.sample(&document, &mut tokens)
-                    .map_err(|e| placed(e).with_id(format!("document {count}")))?;
+                    .map_err(|e| e.with_path(path).with_id(format!("document {count}")))?;
                 match bytes {
                     0 => self.census.empty += 1,
                     _ => found(self, hash, bytes as u64),
@@ -387,7 +395,8 @@ impl<'a> Scan<'a> {
             // Marks the end of a file, so that the digest also depends on how documents are distributed over files.
             self.hash.update(u64::MAX.to_le_bytes());
             let document = document.bytes.capacity();
-            self.reader = [self.reader[0].max(documents.held() + document), self.reader[1].max(document)];
+            self.reader =
+                [self.reader[0].max(documents.buffer_bytes() + document), self.reader[1].max(document)];
             self.compressed |= files::is_compressed(path, &self.settings.format)?;
             files.documents.push(count);
         }
@@ -396,10 +405,10 @@ impl<'a> Scan<'a> {
 
     /// Counts the letters of a sequence, and tokenizes a document if few bytes have been so far: all documents of small data,
     /// and a 64th of large data, because byte-pair encodings are slower than reading.
-    fn sample(&mut self, document: &Document, tokens: &mut Vec<i32>) -> Result<(), DataError> {
+    fn sample(&mut self, document: &RawDocument, tokens: &mut Vec<i32>) -> Result<(), DataError> {
         let bytes = document.bytes.len() as u64;
         self.read += bytes;
-        if self.settings.format == Format::Sequences {
+        if self.settings.format == DatasetFormat::Sequences {
             self.census.nucleotides += u64::from(is_nucleotides(&document.bytes));
         }
         if self.census.sampled_bytes >= SAMPLE as u64 + self.read / 64 {
@@ -450,7 +459,7 @@ fn name_of(documents: &Documents, count: u64) -> String {
 
 impl DatasetStats {
     /// Reports an empty training split or an empty requested validation split as an error with the cause.
-    fn check(&self, settings: &Settings, files: usize) -> Result<(), DataError> {
+    fn check(&self, settings: &DatasetSettings, files: usize) -> Result<(), DataError> {
         let all = self.train.documents + self.validation.documents;
         let DatasetStats { train, validation, empty, dropped, .. } = self;
         let why = match &settings.validation {
@@ -483,18 +492,18 @@ impl DatasetStats {
 }
 
 /// Advice for the error that no document was found.
-fn look_at(format: &Format) -> &'static str {
+fn look_at(format: &DatasetFormat) -> &'static str {
     match format {
-        Format::Text(_) | Format::Ids { .. } => "check the paths",
-        Format::JsonLines { .. } => "check the paths and the field of the text",
-        Format::Sequences => "check the paths; a record needs letters",
+        DatasetFormat::Text(_) | DatasetFormat::Ids { .. } => "check the paths",
+        DatasetFormat::JsonLines { .. } => "check the paths and the field of the text",
+        DatasetFormat::Sequences => "check the paths; a record needs letters",
     }
 }
 
 /// Completes the digest of the data: documents and all settings that determine their order, their tokens and what is in
 /// a pack.
-fn digest(mut hash: Sha256, settings: &Settings) -> Result<String, DataError> {
-    let Settings { format, tokens, task, bounds, seed, shuffle, validation, .. } = settings;
+fn digest(mut hash: Sha256, settings: &DatasetSettings) -> Result<String, DataError> {
+    let DatasetSettings { format, tokens, task, bounds, seed, shuffle, validation, .. } = settings;
     if let TokenizerKind::Dna(path) | TokenizerKind::BytePairs { file: path, .. } = tokens {
         let bytes = bounded::read(path, crate::tokenize::bpe::LARGEST);
         hash.update(bytes.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?);

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::settings::Format;
+use super::settings::DatasetFormat;
 use crate::alphabet::Alphabet;
 use crate::sequence::{self, Compression, ListedFile, Listing, SkipReason, SkippedEntry};
 use crate::{DataError, DataErrorKind};
@@ -64,12 +64,12 @@ impl NamedFormat {
     }
 
     /// The format of the settings.
-    fn of_settings(format: &Format) -> Self {
+    fn of_settings(format: &DatasetFormat) -> Self {
         match format {
-            Format::Text(_) => Self::Text,
-            Format::JsonLines { .. } => Self::JsonLines,
-            Format::Ids { .. } => Self::Ids,
-            Format::Sequences => Self::Sequences,
+            DatasetFormat::Text(_) => Self::Text,
+            DatasetFormat::JsonLines { .. } => Self::JsonLines,
+            DatasetFormat::Ids { .. } => Self::Ids,
+            DatasetFormat::Sequences => Self::Sequences,
         }
     }
 
@@ -91,7 +91,7 @@ impl NamedFormat {
 /// A path that does not exist or is neither a folder nor a regular file; a folder without a matching file.
 pub(super) fn list(
     paths: &[PathBuf],
-    format: &Format,
+    format: &DatasetFormat,
     alphabet: Option<Alphabet>,
 ) -> Result<Listing, DataError> {
     let mut all = Listing::default();
@@ -99,8 +99,10 @@ pub(super) fn list(
         let facts = fs::metadata(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         if facts.is_dir() {
             let inside = match format {
-                Format::Sequences => Listing::of(std::slice::from_ref(path), alphabet)?,
-                Format::Text(_) | Format::JsonLines { .. } | Format::Ids { .. } => folder(path, format)?,
+                DatasetFormat::Sequences => Listing::of(std::slice::from_ref(path), alphabet)?,
+                DatasetFormat::Text(_) | DatasetFormat::JsonLines { .. } | DatasetFormat::Ids { .. } => {
+                    folder(path, format)?
+                }
             };
             all.files.extend(inside.files);
             all.skipped.extend(inside.skipped);
@@ -115,15 +117,15 @@ pub(super) fn list(
 }
 
 /// Whether the file is compressed, according to its first bytes. Files of token ids are never compressed.
-pub(super) fn is_compressed(path: &Path, format: &Format) -> Result<bool, DataError> {
+pub(super) fn is_compressed(path: &Path, format: &DatasetFormat) -> Result<bool, DataError> {
     let mut start = Vec::new();
     let read = File::open(path).and_then(|file| file.take(6).read_to_end(&mut start));
     read.map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
-    Ok(!matches!(format, Format::Ids { .. }) && Compression::of(&start).is_some())
+    Ok(!matches!(format, DatasetFormat::Ids { .. }) && Compression::of(&start).is_some())
 }
 
 /// The files of a folder that have an ending of the format.
-fn folder(path: &Path, format: &Format) -> Result<Listing, DataError> {
+fn folder(path: &Path, format: &DatasetFormat) -> Result<Listing, DataError> {
     let wanted = NamedFormat::of_settings(format);
     let mut listing = Listing::default();
     for entry in sequence::entries(path)? {
@@ -134,13 +136,12 @@ fn folder(path: &Path, format: &Format) -> Result<Listing, DataError> {
             (false, false) => listing.skipped.push(SkippedEntry { path: entry, why: SkipReason::Ending }),
         }
     }
-    match listing.files.is_empty() {
-        false => Ok(listing),
-        true => {
-            let endings = wanted.endings();
-            let what = format!("no file in this folder ends with {endings}; give the files by name");
-            Err(DataError::at(path, DataErrorKind::NoData(what)))
-        }
+    if listing.files.is_empty() {
+        let endings = wanted.endings();
+        let what = format!("no file in this folder ends with {endings}; give the files by name");
+        Err(DataError::at(path, DataErrorKind::NoData(what)))
+    } else {
+        Ok(listing)
     }
 }
 
@@ -155,7 +156,7 @@ mod tests {
         for name in ["b.txt", "a.txt.gz", ".hidden.txt", "c.csv", "B.TXT", "README.md"] {
             fs::write(folder.join(name), "x").unwrap();
         }
-        let format = Format::Text(super::super::TextDocuments::Lines);
+        let format = DatasetFormat::Text(super::super::TextDocuments::Lines);
         let named = folder.join("c.csv");
         let found = list(&[named.clone(), folder.clone()], &format, None).unwrap();
         let names = ["c.csv", "B.TXT", "a.txt.gz", "b.txt"];
@@ -164,7 +165,7 @@ mod tests {
         let line = found.skipped_line().unwrap();
         assert!(line.starts_with("skipped in folders: README.md, c.csv, inner.txt/ (a folder); "), "{line}");
         assert_eq!(NamedFormat::in_folder(&folder).unwrap(), [NamedFormat::Text]);
-        for format in [Format::Sequences, Format::JsonLines { field: "text".to_owned() }] {
+        for format in [DatasetFormat::Sequences, DatasetFormat::JsonLines { field: "text".to_owned() }] {
             let error = list(std::slice::from_ref(&folder), &format, None).unwrap_err().to_string();
             assert!(error.contains("end with .fa, ") || error.contains("ends with .jsonl"), "{error}");
         }

@@ -58,8 +58,11 @@ impl Classes {
                 if let Some(at) = found {
                     return Ok(at as i32);
                 }
-                let unknown = |_| format!("the class '{}' is not one of {}", Name(text), names.join(", "));
-                self.number(text.parse().map_err(unknown)?)
+                self.number(
+                    text.parse().map_err(|_| {
+                        format!("the class '{}' is not one of {}", Name(text), names.join(", "))
+                    })?,
+                )
             }
         }
     }
@@ -81,9 +84,10 @@ impl Classes {
 
     /// Checks that a class index is below the number of classes.
     fn number(&self, number: u32) -> Result<i32, String> {
-        match (number as usize) < self.count() {
-            true => Ok(number as i32),
-            false => Err(format!("the class {number} is not below {}", self.count())),
+        if (number as usize) < self.count() {
+            Ok(number as i32)
+        } else {
+            Err(format!("the class {number} is not below {}", self.count()))
         }
     }
 }
@@ -97,9 +101,10 @@ pub fn class_words(path: &Path) -> Result<Vec<String>, DataError> {
     let text = bounded::read_text(path, LARGEST).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
     let classes = lines(&text).filter_map(|(_, line)| Some(line.split_once('\t')?.1.trim()));
     let words: BTreeSet<&str> = classes.filter(|class| !class.is_empty()).collect();
-    match words.iter().all(|class| class.parse::<u32>().is_ok()) {
-        true => Ok(vec![]),
-        false => Ok(words.into_iter().map(str::to_owned).collect()),
+    if words.iter().all(|class| class.parse::<u32>().is_ok()) {
+        Ok(vec![])
+    } else {
+        Ok(words.into_iter().map(str::to_owned).collect())
     }
 }
 
@@ -127,13 +132,19 @@ impl Labels {
         let mut table = HashMap::new();
         for (line, text) in lines(&text) {
             let line = line as u64;
-            let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what)).with_line(line);
             let Some((name, class)) = text.split_once('\t') else {
-                return Err(refuse("no tab; a line is the name of a sequence, a tab, its class".to_owned()));
+                return Err(DataError::malformed(
+                    path,
+                    "no tab; a line is the name of a sequence, a tab, its class".to_owned(),
+                )
+                .with_line(line));
             };
-            let class = classes.of_text(class.trim()).map_err(refuse)?;
+            let class = classes
+                .of_text(class.trim())
+                .map_err(|what| DataError::malformed(path, what).with_line(line))?;
             if table.insert(name.to_owned(), class).is_some_and(|other| other != class) {
-                return Err(refuse(format!("'{}' has another class before", Name(name))));
+                return Err(DataError::malformed(path, format!("'{}' has another class before", Name(name)))
+                    .with_line(line));
             }
         }
         Ok(Labels { table: Some(Arc::new(table)) })

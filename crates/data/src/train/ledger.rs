@@ -4,9 +4,9 @@
 use super::block::{BlockCapacity, WindowCapacity};
 use super::dataset::SplitSize;
 use super::packer;
-use super::pieces::{Cutter, Pack};
+use super::pieces::{PieceCutter, TrainingPack};
 use super::pipeline::{self, Carried};
-use super::settings::{Bounds, Format, Settings};
+use super::settings::{DatasetFormat, DatasetSettings, PackLimits};
 use super::vocabulary::Vocabulary;
 use super::windows::{self, ShuffledDocument};
 
@@ -17,33 +17,33 @@ pub(super) const DECODER: u64 = 128 << 20;
 
 /// Host memory for one purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostMemory {
+pub struct DataMemory {
     /// Purpose of the memory.
     pub what: &'static str,
     /// Maximum number of bytes.
     pub bytes: u64,
 }
 
-impl Settings {
+impl DatasetSettings {
     /// Maximum host memory of a stream by purpose, apart from its packs. It is computed before the data is read and
     /// assumes documents of the maximum allowed length.
-    pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<HostMemory> {
-        held(
+    pub fn host_bytes(&self, vocabulary: &Vocabulary) -> Vec<DataMemory> {
+        memory_by_purpose(
             self,
             vocabulary,
             &Known {
                 longest: self.longest_document,
                 side: SplitSize { documents: u64::MAX, bytes: u64::MAX },
                 reader: document(&self.format, self.longest_document),
-                compressed: !matches!(self.format, Format::Ids { .. }),
+                compressed: !matches!(self.format, DatasetFormat::Ids { .. }),
             },
         )
     }
 }
 
-impl Pack {
+impl TrainingPack {
     /// Size in bytes of the buffers of a pack with these bounds: ids, targets and spans.
-    pub fn host_bytes(bounds: &Bounds) -> u64 {
+    pub fn host_bytes(bounds: &PackLimits) -> u64 {
         (bounds.tokens * 2 * size_of::<i32>() + bounds.sequences * size_of::<[i32; 2]>()) as u64
     }
 }
@@ -61,26 +61,30 @@ pub(super) struct Known {
 }
 
 /// Maximum host memory of a stream, by purpose, apart from its packs.
-pub(super) fn held(settings: &Settings, vocabulary: &Vocabulary, known: &Known) -> Vec<HostMemory> {
-    let Settings { bounds, task, shuffle, workers, prefetch, .. } = settings;
+pub(super) fn memory_by_purpose(
+    settings: &DatasetSettings,
+    vocabulary: &Vocabulary,
+    known: &Known,
+) -> Vec<DataMemory> {
+    let DatasetSettings { bounds, task, shuffle, workers, prefetch, .. } = settings;
     let (bytes, documents) = windows::window_capacity(shuffle, known.longest, &known.side);
     let count = pipeline::parcels(*workers, *prefetch) as u64;
     let text = pipeline::PARCEL + known.longest;
     let one = parcel(text, vocabulary.most_tokens(text), pipeline::DOCUMENTS);
-    let cutter = Cutter::new(task, bounds, vocabulary);
+    let cutter = PieceCutter::new(task, bounds, vocabulary);
     let window = WindowCapacity { bytes, documents, longest: known.longest };
     let block = BlockCapacity::new(bounds, &cutter, vocabulary, &window);
     let packing = packer::BLOCKS as u64 * block.bytes() + block.packing_bytes(bounds);
     vec![
-        HostMemory { what: "reader", bytes: READER + known.reader as u64 },
-        HostMemory { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
-        HostMemory {
+        DataMemory { what: "reader", bytes: READER + known.reader as u64 },
+        DataMemory { what: "decompression", bytes: if known.compressed { DECODER } else { 0 } },
+        DataMemory {
             what: "shuffle window",
             bytes: (bytes + documents * size_of::<ShuffledDocument>()) as u64,
         },
-        HostMemory { what: "parcels", bytes: count * one },
-        HostMemory { what: "packing", bytes: packing },
-        HostMemory { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
+        DataMemory { what: "parcels", bytes: count * one },
+        DataMemory { what: "packing", bytes: packing },
+        DataMemory { what: "tokenizers", bytes: *workers as u64 * vocabulary.scratch(known.longest) },
     ]
 }
 
@@ -89,17 +93,17 @@ pub(super) fn parcel(text: usize, tokens: usize, documents: usize) -> u64 {
     (text + tokens * size_of::<i32>() + documents * size_of::<Carried>()) as u64
 }
 
-/// Upper bound in bytes of a reader's growing buffers for documents of at most `most` bytes. A `Vec` doubles its
+/// Upper bound in bytes of a reader's growing buffers for documents of at most `max_document` bytes. A `Vec` doubles its
 /// capacity when it grows, so its capacity is less than twice its longest content.
-fn document(format: &Format, most: usize) -> usize {
+fn document(format: &DatasetFormat, max_document: usize) -> usize {
     match format {
-        // Line and document, 2 * most each.
-        Format::Text(_) => 4 * most,
-        // A line may be 2 * most long. The parser unescapes the text into a doubling buffer and copies it to a
+        // Line and document, 2 * `max_document` each.
+        DatasetFormat::Text(_) => 4 * max_document,
+        // A line may be 2 * `max_document` long. The parser unescapes the text into a doubling buffer and copies it to a
         // string, and the document is a copy of that string.
-        Format::JsonLines { .. } => 4 * most + 3 * most + 2 * most,
-        Format::Ids { .. } => 2 * most,
-        // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * most together.
-        Format::Sequences => 4 * most,
+        DatasetFormat::JsonLines { .. } => 4 * max_document + 3 * max_document + 2 * max_document,
+        DatasetFormat::Ids { .. } => 2 * max_document,
+        // The record's buffer grows by an eighth at a time and the document doubles: less than 4 * `max_document` together.
+        DatasetFormat::Sequences => 4 * max_document,
     }
 }

@@ -6,11 +6,11 @@
 //! a random token and 10 % stay unchanged. ESM-2 uses these rates too. Random tokens are drawn from the ordinary ones.
 
 use super::pieces::IGNORED;
-use super::random::Key;
+use super::random::RandomKey;
 use super::settings::MaskRates;
 
 /// Parameters of masking.
-pub(super) struct Masking<'a> {
+pub(super) struct TokenMasking<'a> {
     pub rates: MaskRates,
     /// The mask token.
     pub mask: i32,
@@ -19,7 +19,7 @@ pub(super) struct Masking<'a> {
     pub ordinary: &'a [i32],
 }
 
-impl Masking<'_> {
+impl TokenMasking<'_> {
     /// Masks `tokens`, the part of a document that starts at its token `from`: appends the masked ids to `ids` and
     /// the targets (-100 where nothing is predicted) to `targets`. Returns the number of selected tokens, which is 0
     /// if and only if all of `tokens` are special.
@@ -27,19 +27,19 @@ impl Masking<'_> {
         &self,
         tokens: &[i32],
         from: usize,
-        document: Key,
+        document: RandomKey,
         ids: &mut Vec<i32>,
         targets: &mut Vec<i32>,
     ) -> u64 {
         let key = |at: usize| document.with((from + at) as u64);
-        let may = |token: i32| self.ordinary.binary_search(&token).is_ok();
-        let drawn = |at: usize| key(at).unit() < self.rates.select && may(tokens[at]);
+        let drawn = |at: usize| key(at).unit() < self.rates.select && self.is_ordinary(tokens[at]);
         // A short piece may draw no token; the ordinary token with the smallest draw is then selected instead.
-        let stands_in = match (0..tokens.len()).any(drawn) {
-            true => None,
-            false => (0..tokens.len())
-                .filter(|&at| may(tokens[at]))
-                .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit())),
+        let stands_in = if (0..tokens.len()).any(drawn) {
+            None
+        } else {
+            (0..tokens.len())
+                .filter(|&at| self.is_ordinary(tokens[at]))
+                .min_by(|&a, &b| key(a).unit().total_cmp(&key(b).unit()))
         };
         let mut chosen = 0;
         // The replacement has a key of its own (`with(1)`), since `key(at)` is already conditioned on the selection.
@@ -52,8 +52,13 @@ impl Masking<'_> {
         chosen
     }
 
+    /// Whether a token may be selected.
+    fn is_ordinary(&self, token: i32) -> bool {
+        self.ordinary.binary_search(&token).is_ok()
+    }
+
     /// The id that the model sees at a selected token: the mask token, a random ordinary token, or the token itself.
-    fn replacement(&self, token: i32, key: Key) -> i32 {
+    fn replacement(&self, token: i32, key: RandomKey) -> i32 {
         let MaskRates { mask, random, .. } = self.rates;
         match key.unit() {
             x if x < mask => self.mask,
@@ -69,10 +74,11 @@ mod tests {
 
     const MASK: i32 = 99;
 
-    fn masked(tokens: &[i32], from: usize, key: Key) -> (Vec<i32>, Vec<i32>) {
+    fn masked(tokens: &[i32], from: usize, key: RandomKey) -> (Vec<i32>, Vec<i32>) {
         let ordinary: Vec<i32> = (10..MASK).chain(100..200).collect();
-        let masking = Masking { rates: MaskRates::BERT, mask: MASK, ordinary: &ordinary };
-        let (mut ids, mut targets) = (Vec::new(), Vec::new());
+        let masking = TokenMasking { rates: MaskRates::BERT, mask: MASK, ordinary: &ordinary };
+        let mut ids = Vec::new();
+        let mut targets = Vec::new();
         let chosen = masking.push(tokens, from, key, &mut ids, &mut targets);
         assert_eq!(chosen as usize, targets.iter().filter(|&&t| t != IGNORED).count());
         (ids, targets)
@@ -81,12 +87,13 @@ mod tests {
     #[test]
     fn the_rates_are_berts() {
         let tokens = vec![50; 100_000];
-        let (ids, targets) = masked(&tokens, 0, Key::new(1));
+        let (ids, targets) = masked(&tokens, 0, RandomKey::new(1));
         let count = |wanted: fn(i32) -> bool| {
             ids.iter().zip(&targets).filter(|&(&id, &target)| target == 50 && wanted(id)).count()
         };
-        let (mask, random, same) =
-            (count(|id| id == MASK), count(|id| id != MASK && id != 50), count(|id| id == 50));
+        let mask = count(|id| id == MASK);
+        let random = count(|id| id != MASK && id != 50);
+        let same = count(|id| id == 50);
         assert!((11_600..12_400).contains(&mask), "{mask}");
         assert!((1_350..1_650).contains(&random), "{random}");
         assert!((1_350..1_650).contains(&same), "{same}");
@@ -96,20 +103,21 @@ mod tests {
     #[test]
     fn pieces_are_masked_as_the_whole() {
         let tokens: Vec<i32> = (100..200).collect();
-        let (ids, targets) = masked(&tokens, 0, Key::new(5));
-        let (first, second) = (masked(&tokens[..40], 0, Key::new(5)), masked(&tokens[40..], 40, Key::new(5)));
+        let (ids, targets) = masked(&tokens, 0, RandomKey::new(5));
+        let first = masked(&tokens[..40], 0, RandomKey::new(5));
+        let second = masked(&tokens[40..], 40, RandomKey::new(5));
         assert_eq!(ids, [first.0, second.0].concat());
         assert_eq!(targets, [first.1, second.1].concat());
-        assert_ne!(ids, masked(&tokens, 0, Key::new(6)).0);
+        assert_ne!(ids, masked(&tokens, 0, RandomKey::new(6)).0);
     }
 
     #[test]
     fn every_piece_has_a_target() {
         for seed in 0..100 {
-            let (_, targets) = masked(&[3, 17, 4], 3, Key::new(seed));
+            let (_, targets) = masked(&[3, 17, 4], 3, RandomKey::new(seed));
             assert_eq!(targets, [IGNORED, 17, IGNORED]);
         }
         // Nothing but special tokens.
-        assert_eq!(masked(&[3, 4], 0, Key::new(1)), (vec![3, 4], vec![IGNORED; 2]));
+        assert_eq!(masked(&[3, 4], 0, RandomKey::new(1)), (vec![3, 4], vec![IGNORED; 2]));
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! Path of a document: `source` reads it, `split` assigns it to training or validation, `windows` shuffles it into
 //! the epoch's order, a worker thread of `pipeline` tokenizes it, `pieces` cuts it, the thread of `packer` fits the
-//! pieces of a `block` of documents into packs, and [`Stream`] gives each [`Pack`]. Precomputed embeddings, the input
+//! pieces of a `block` of documents into packs, and [`DatasetStream`] gives each [`TrainingPack`]. Precomputed embeddings, the input
 //! for training a head, take a shorter path in [`rows`], and crops of genomes, the input for training a classifier of
 //! DNA, another in [`crops`].
 
@@ -39,12 +39,13 @@ pub use dataset::{Dataset, DatasetStats, SplitSize};
 pub use entropy::order_1;
 pub use files::NamedFormat;
 pub use labels::{Classes, LabelsFrom, class_words};
-pub use ledger::HostMemory;
-pub use pieces::Pack;
-pub use position::{Position, Window};
+pub use ledger::DataMemory;
+pub use pieces::TrainingPack;
+pub use position::{DataPosition, ShuffleWindow};
 pub use settings::{
-    Bounds, Format, IdWidth, MaskRates, Objective, Settings, Shuffle, TextDocuments, TokenizerKind, Validation,
+    DatasetFormat, DatasetSettings, IdWidth, MaskRates, Objective, PackLimits, Shuffle, TextDocuments,
+    TokenizerKind, Validation,
 };
 pub use split::Split;
-pub use stream::{Counts, Stream};
+pub use stream::{DatasetStream, StreamCounts};
 pub use vocabulary::Vocabulary;

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use super::block::{BestFit, Block, BlockCapacity, WindowCapacity};
-use super::dataset::Inner;
-use super::pieces::{Cutter, Tokenized};
+use super::block::{BestFit, BlockCapacity, PackedBlock, WindowCapacity};
+use super::dataset::SharedDataset;
+use super::pieces::{PieceCutter, Tokenized};
 use super::pipeline::{DocumentGroup, Pipeline};
-use super::position::Position;
-use super::random::Key;
+use super::position::DataPosition;
+use super::random::RandomKey;
 use super::split::Split;
 use super::stream::lost;
 use super::windows;
@@ -29,23 +29,27 @@ pub(super) const BLOCKS: usize = 2;
 const PACKED: u64 = 0x7061_636b;
 
 /// The packer thread and the consumer's ends of its channels.
-pub(super) struct Packer {
-    packed: Receiver<Block>,
+pub(super) struct PackerThread {
+    packed: Receiver<PackedBlock>,
     /// Returns blocks for reuse.
-    free: SyncSender<Block>,
+    free: SyncSender<PackedBlock>,
     /// Tells the thread to end before its block is full.
     stops: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Packer {
+impl PackerThread {
     /// Allocates the blocks and starts the threads at the first document of the position's block.
     ///
     /// # Errors
-    /// A thread that cannot be started. Errors of the data arrive as [`Block::error`].
-    pub(super) fn start(inner: &Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
+    /// A thread that cannot be started. Errors of the data arrive as [`PackedBlock::error`].
+    pub(super) fn start(
+        inner: &Arc<SharedDataset>,
+        split: Split,
+        from: DataPosition,
+    ) -> Result<Self, DataError> {
         let bounds = &inner.settings.bounds;
-        let cutter = Cutter::new(&inner.settings.task, bounds, &inner.vocabulary);
+        let cutter = PieceCutter::new(&inner.settings.task, bounds, &inner.vocabulary);
         let longest = inner.census.longest;
         let (bytes, documents) = windows::window_capacity(&inner.settings.shuffle, longest, inner.side(split));
         let window = WindowCapacity { bytes, documents, longest };
@@ -53,7 +57,7 @@ impl Packer {
         let (free, pool) = sync_channel(BLOCKS);
         for _ in 0..BLOCKS {
             // Cannot block: the channel has room for all blocks.
-            let _ = free.send(Block::with_capacity(&capacity));
+            let _ = free.send(PackedBlock::with_capacity(&capacity));
         }
         let (done, packed) = sync_channel(BLOCKS);
         let stops = Arc::new(AtomicBool::new(false));
@@ -69,22 +73,22 @@ impl Packer {
         };
         let thread = spawn("packer", move || gatherer.run(&pool, &done));
         let thread = Some(thread.map_err(|error| DataError::new(DataErrorKind::Thread(error)))?);
-        Ok(Packer { packed, free, stops, thread })
+        Ok(PackerThread { packed, free, stops, thread })
     }
 
     /// Waits for the next block; `None` after the last block.
-    pub(super) fn next(&self) -> Option<Block> {
+    pub(super) fn next(&self) -> Option<PackedBlock> {
         self.packed.recv().ok()
     }
 
     /// Returns a block for reuse.
-    pub(super) fn give_back(&self, block: Block) {
+    pub(super) fn give_back(&self, block: PackedBlock) {
         // Fails only after the thread has ended, and then the block can be dropped.
         let _ = self.free.send(block);
     }
 }
 
-impl Drop for Packer {
+impl Drop for PackerThread {
     fn drop(&mut self) {
         // The thread waits for a block of the pool, which ends with the channel, or for documents, which come.
         self.stops.store(true, Ordering::Relaxed);
@@ -98,10 +102,10 @@ impl Drop for Packer {
 
 /// State of the packer thread.
 struct Gatherer {
-    inner: Arc<Inner>,
+    inner: Arc<SharedDataset>,
     split: Split,
     pipeline: Pipeline,
-    cutter: Cutter,
+    cutter: PieceCutter,
     best_fit: BestFit,
     stops: Arc<AtomicBool>,
     /// The parcel that is partly consumed.
@@ -111,7 +115,7 @@ struct Gatherer {
 }
 
 impl Gatherer {
-    fn run(mut self, pool: &Receiver<Block>, done: &SyncSender<Block>) {
+    fn run(mut self, pool: &Receiver<PackedBlock>, done: &SyncSender<PackedBlock>) {
         while let Ok(mut block) = pool.recv() {
             block.clear();
             if let Err(error) = self.gather(&mut block) {
@@ -132,7 +136,7 @@ impl Gatherer {
 
     /// Adds documents to an empty block until it is full or its shuffle window ends, or marks it as the end of the
     /// epoch.
-    fn gather(&mut self, block: &mut Block) -> Result<(), DataError> {
+    fn gather(&mut self, block: &mut PackedBlock) -> Result<(), DataError> {
         while !self.stops.load(Ordering::Relaxed) {
             let mut parcel = self.parcel.take().or_else(|| self.pipeline.next()).ok_or_else(lost)?;
             while self.next < parcel.documents.len() && !block.is_full(&self.inner.settings.bounds) {
@@ -161,7 +165,7 @@ impl Gatherer {
     }
 
     /// Adds the next document of a parcel to a block.
-    fn add(&self, parcel: &DocumentGroup, block: &mut Block) -> Result<(), DataError> {
+    fn add(&self, parcel: &DocumentGroup, block: &mut PackedBlock) -> Result<(), DataError> {
         let document = &parcel.documents[self.next];
         let start = self.next.checked_sub(1).map_or(0, |before| parcel.documents[before].end);
         let place = parcel.place + self.next as u32;
@@ -182,13 +186,13 @@ impl Gatherer {
     }
 
     /// Key of the order of the packs of a block; `None` if they keep the order of the documents.
-    fn order(&self, block: &Block) -> Option<Key> {
+    fn order(&self, block: &PackedBlock) -> Option<RandomKey> {
         let settings = &self.inner.settings;
         if self.split == Split::Validation || !settings.shuffle.is_enabled() {
             return None;
         }
         // The first document names the block in its window.
-        let key = Key::new(settings.seed).with(PACKED).with(block.epoch).with(block.window.number);
+        let key = RandomKey::new(settings.seed).with(PACKED).with(block.epoch).with(block.window.number);
         Some(key.with(u64::from(block.place)))
     }
 }

@@ -8,11 +8,11 @@
 //!   before. Pieces of special tokens alone are left out.
 //! * *Classify*: each document is one sequence.
 
-use super::block::Block;
-use super::mask::Masking;
-use super::position::Position;
-use super::random::Key;
-use super::settings::{Bounds, Objective};
+use super::block::PackedBlock;
+use super::mask::TokenMasking;
+use super::position::DataPosition;
+use super::random::RandomKey;
+use super::settings::{Objective, PackLimits};
 use super::vocabulary::Vocabulary;
 use crate::{DataError, DataErrorKind};
 
@@ -21,7 +21,7 @@ pub(super) const IGNORED: i32 = -100;
 
 /// A pack of T tokens in S sequences. Its buffers are reused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pack {
+pub struct TrainingPack {
     /// Global pack number: number of the pack in the run, over all epochs, from 0. At the end of an epoch, where the
     /// pack is empty, the number of the next pack.
     pub number: u64,
@@ -35,13 +35,13 @@ pub struct Pack {
     /// Number of targets that contribute to the loss.
     pub target_tokens: u64,
     /// Position in the data after this pack; `None` until the pack is filled for the first time.
-    pub position_after: Option<Position>,
+    pub position_after: Option<DataPosition>,
 }
 
-impl Pack {
+impl TrainingPack {
     /// An empty pack with buffers that are large enough for the bounds.
-    pub fn with_capacity(bounds: &Bounds) -> Self {
-        Pack {
+    pub fn with_capacity(bounds: &PackLimits) -> Self {
+        TrainingPack {
             number: 0,
             ids: Vec::with_capacity(bounds.tokens),
             spans: Vec::with_capacity(bounds.sequences),
@@ -87,16 +87,16 @@ pub(super) struct Piece {
 
 /// Cuts documents into pieces and joins pieces to packs, according to the task.
 #[derive(Clone)]
-pub(super) struct Cutter {
+pub(super) struct PieceCutter {
     task: Objective,
     longest: usize,
     /// Start and end token of a sequence.
     frame: [Option<i32>; 2],
 }
 
-impl Cutter {
-    pub(super) fn new(task: &Objective, bounds: &Bounds, vocabulary: &Vocabulary) -> Self {
-        Cutter { task: task.clone(), longest: bounds.longest, frame: vocabulary.frame() }
+impl PieceCutter {
+    pub(super) fn new(task: &Objective, bounds: &PackLimits, vocabulary: &Vocabulary) -> Self {
+        PieceCutter { task: task.clone(), longest: bounds.longest, frame: vocabulary.frame() }
     }
 
     /// Maximum number of pieces of a document of `tokens` tokens.
@@ -116,7 +116,7 @@ impl Cutter {
         &self,
         document: &Tokenized<'_>,
         vocabulary: &Vocabulary,
-        block: &mut Block,
+        block: &mut PackedBlock,
     ) -> Result<(), DataError> {
         match &self.task {
             Objective::Causal => self.cut_causal(document, block),
@@ -126,7 +126,7 @@ impl Cutter {
         Ok(())
     }
 
-    fn cut_causal(&self, document: &Tokenized<'_>, block: &mut Block) {
+    fn cut_causal(&self, document: &Tokenized<'_>, block: &mut PackedBlock) {
         // The last token has no successor: it is a target and never an input.
         let inputs = document.tokens.len().saturating_sub(1);
         if inputs == 0 {
@@ -139,7 +139,7 @@ impl Cutter {
         }
     }
 
-    fn cut_masked(&self, document: &Tokenized<'_>, ordinary: &[i32], block: &mut Block) {
+    fn cut_masked(&self, document: &Tokenized<'_>, ordinary: &[i32], block: &mut PackedBlock) {
         let inside = self.longest - self.ends();
         for (number, part) in self.without_frame(document.tokens).chunks(inside).enumerate() {
             // A piece of special tokens only has no target: it would cost time and contribute no gradient. Every other
@@ -157,7 +157,7 @@ impl Cutter {
         &self,
         document: &Tokenized<'_>,
         truncate: bool,
-        block: &mut Block,
+        block: &mut PackedBlock,
     ) -> Result<(), DataError> {
         let tokens = document.tokens;
         let longest = self.longest;
@@ -184,11 +184,11 @@ impl Cutter {
     /// the random numbers for masking of the block's shuffle window.
     pub(super) fn join(
         &self,
-        block: &Block,
+        block: &PackedBlock,
         number: usize,
         vocabulary: &Vocabulary,
-        window: Key,
-        pack: &mut Pack,
+        window: RandomKey,
+        pack: &mut TrainingPack,
     ) {
         for piece in block.pack(number) {
             let start = pack.ids.len();
@@ -203,10 +203,10 @@ impl Cutter {
                     let ordinary = vocabulary.ordinary();
                     // `Dataset::open` rejects a vocabulary without a mask token, so the default is never used.
                     let mask = vocabulary.mask().unwrap_or(IGNORED);
-                    let masking = Masking { rates: *rates, mask, ordinary };
+                    let masking = TokenMasking { rates: *rates, mask, ordinary };
                     let tokens = &block.tokens[piece.start..][..length - self.ends()];
                     let document = window.with(u64::from(piece.place));
-                    let Pack { ids, targets, .. } = pack;
+                    let TrainingPack { ids, targets, .. } = pack;
                     ids.extend(self.frame[0]);
                     targets.extend(self.frame[0].map(|_| IGNORED));
                     pack.target_tokens += masking.push(tokens, piece.from as usize, document, ids, targets);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
-use super::dataset::Inner;
-use super::position::{Position, Window};
+use super::dataset::SharedDataset;
+use super::position::{DataPosition, ShuffleWindow};
 use super::split::Split;
-use super::windows::{ShuffledDocument, Windows};
+use super::windows::{ShuffledDocument, WindowReader};
 use crate::limits::spawn;
 use crate::{DataError, DataErrorKind};
 
@@ -25,7 +25,7 @@ pub(super) const DOCUMENTS: usize = 256;
 /// A group of consecutive documents of one shuffle window: text and tokens in reusable buffers.
 pub(super) struct DocumentGroup {
     pub epoch: u64,
-    pub window: Window,
+    pub window: ShuffleWindow,
     /// Index of the first document in its window.
     pub place: u32,
     pub documents: Vec<Carried>,
@@ -74,8 +74,11 @@ impl Pipeline {
     ///
     /// # Errors
     /// A thread that cannot be started. Errors of the data arrive as [`DocumentGroup::error`].
-    pub(super) fn start(inner: &Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
-        let refused = |error| DataError::new(DataErrorKind::Thread(error));
+    pub(super) fn start(
+        inner: &Arc<SharedDataset>,
+        split: Split,
+        from: DataPosition,
+    ) -> Result<Self, DataError> {
         let workers = inner.settings.workers;
         let count = parcels(workers, inner.settings.prefetch);
         let (free, pool) = sync_channel(count);
@@ -85,7 +88,9 @@ impl Pipeline {
             let _ =
                 free.send(DocumentGroup::new(PARCEL + longest, inner.vocabulary.most_tokens(PARCEL + longest)));
         }
-        let (mut inputs, mut outputs, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        let mut inputs = Vec::new();
+        let mut outputs = Vec::new();
+        let mut threads = Vec::new();
         for _ in 0..workers {
             let (input, work) = sync_channel::<DocumentGroup>(count);
             let (done, output) = sync_channel(count);
@@ -98,12 +103,15 @@ impl Pipeline {
                     }
                 }
             });
-            threads.push(worker.map_err(refused)?);
+            threads.push(worker.map_err(|error| DataError::new(DataErrorKind::Thread(error)))?);
             inputs.push(input);
             outputs.push(output);
         }
-        let reader = Reader { inner: inner.clone(), split, pool, inputs, next: 0 };
-        threads.push(spawn("reader", move || reader.run(&from)).map_err(refused)?);
+        let reader = ReaderThread { inner: inner.clone(), split, pool, inputs, next: 0 };
+        threads.push(
+            spawn("reader", move || reader.run(&from))
+                .map_err(|error| DataError::new(DataErrorKind::Thread(error)))?,
+        );
         Ok(Pipeline { outputs, free, next: 0, threads })
     }
 
@@ -139,7 +147,7 @@ impl DocumentGroup {
     fn new(text: usize, tokens: usize) -> Self {
         DocumentGroup {
             epoch: 0,
-            window: Window::default(),
+            window: ShuffleWindow::default(),
             place: 0,
             documents: Vec::with_capacity(DOCUMENTS),
             text: Vec::with_capacity(text),
@@ -155,7 +163,7 @@ impl DocumentGroup {
     }
 
     /// Clears the parcel for documents that start at index `place` of a window.
-    fn begin(&mut self, epoch: u64, window: Window, place: u32) {
+    fn begin(&mut self, epoch: u64, window: ShuffleWindow, place: u32) {
         (self.epoch, self.window, self.place) = (epoch, window, place);
         self.documents.clear();
         self.text.clear();
@@ -166,7 +174,7 @@ impl DocumentGroup {
     }
 
     /// Tokenizes the documents. At an error, the failing document and all later ones are removed.
-    fn tokenize(&mut self, inner: &Inner, split: Split) {
+    fn tokenize(&mut self, inner: &SharedDataset, split: Split) {
         let mut start = 0;
         for (i, document) in self.documents.iter_mut().enumerate() {
             match inner.vocabulary.encode(&self.text[start..document.text], &mut self.tokens) {
@@ -185,8 +193,8 @@ impl DocumentGroup {
 }
 
 /// State of the reader thread.
-struct Reader {
-    inner: Arc<Inner>,
+struct ReaderThread {
+    inner: Arc<SharedDataset>,
     split: Split,
     /// Free parcels.
     pool: Receiver<DocumentGroup>,
@@ -199,17 +207,17 @@ struct Reader {
 /// The consumer has dropped its channel ends, so the reader must end.
 struct Stopped;
 
-impl Reader {
-    fn run(mut self, from: &Position) {
+impl ReaderThread {
+    fn run(mut self, from: &DataPosition) {
         // `Stopped` means that the consumer has dropped the stream; no one is left to report it to.
-        let _ = match Windows::new(self.inner.clone(), self.split, from) {
+        let _ = match WindowReader::new(self.inner.clone(), self.split, from) {
             Ok(windows) => self.epochs(windows, from.place),
             Err(error) => self.fail(error),
         };
     }
 
     /// Sends all epochs (one for validation). The first window starts at its document `place`, the others at 0.
-    fn epochs(&mut self, mut windows: Windows, mut place: u32) -> Result<(), Stopped> {
+    fn epochs(&mut self, mut windows: WindowReader, mut place: u32) -> Result<(), Stopped> {
         loop {
             match windows.fill() {
                 Err(error) => return self.fail(error),
@@ -234,7 +242,7 @@ impl Reader {
     }
 
     /// Sends the documents of a window from index `first` on. A parcel never spans two windows.
-    fn window(&mut self, windows: &Windows, first: u32) -> Result<(), Stopped> {
+    fn window(&mut self, windows: &WindowReader, first: u32) -> Result<(), Stopped> {
         let mut open: Option<DocumentGroup> = None;
         let end = windows.count() as u32;
         for (place, (entry, text)) in (0_u32..).zip(windows.documents()).skip(first as usize) {
@@ -262,7 +270,7 @@ impl Reader {
     /// Sends an error in a parcel without documents.
     fn fail(&mut self, error: DataError) -> Result<(), Stopped> {
         let mut parcel = self.parcel()?;
-        parcel.begin(0, Window::default(), 0);
+        parcel.begin(0, ShuffleWindow::default(), 0);
         parcel.error = Some(error);
         self.send(parcel)
     }

@@ -13,8 +13,8 @@ pub(super) const LARGEST_PACK: u64 = 1 << 62;
 /// Position in the training data: the first pack that has not been consumed. Documents are packed together in blocks of
 /// consecutive documents of a shuffle window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Position {
+#[serde(deny_unknown_fields, rename = "Position")]
+pub struct DataPosition {
     /// Digest of the data set: of its documents, seed, shuffling, tokenizer and bounds of a pack.
     pub data: String,
     /// Global pack number of the next pack: the number of packs of the run before it, over all epochs.
@@ -22,16 +22,16 @@ pub struct Position {
     /// Epoch, counted from 0.
     pub epoch: u64,
     /// Shuffle window of the epoch, and where it starts.
-    pub window: Window,
+    pub window: ShuffleWindow,
     /// Index in the window, in shuffled order, of the first document of the next pack's block.
     pub place: u32,
     /// Number of packs of the block that are consumed.
     pub packed: u32,
 }
 
-impl Position {
+impl DataPosition {
     /// Copies a position of the same data without an allocation, which `clone_from` would make for the digest.
-    pub(super) fn copy_from(&mut self, from: &Position) {
+    pub(super) fn copy_from(&mut self, from: &DataPosition) {
         self.data.clone_from(&from.data);
         self.pack = from.pack;
         self.epoch = from.epoch;
@@ -43,8 +43,8 @@ impl Position {
 
 /// Shuffle window: a run of consecutive documents that are permuted among themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Window {
+#[serde(deny_unknown_fields, rename = "Window")]
+pub struct ShuffleWindow {
     /// Number of the window in its epoch, from 0.
     pub number: u64,
     /// Index of the file in which the window starts, in the epoch's file order.

@@ -4,19 +4,19 @@
 /// Increment of SplitMix64: 2^64 divided by the golden ratio, made odd.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Key of a random number: a hash of the seed and of the words added by [`Key::with`].
+/// Key of a random number: a hash of the seed and of the words added by [`RandomKey::with`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Key(u64);
+pub(super) struct RandomKey(u64);
 
-impl Key {
+impl RandomKey {
     /// The key of a seed alone.
     pub(super) fn new(seed: u64) -> Self {
-        Key(mix(seed.wrapping_add(STEP)))
+        RandomKey(mix(seed.wrapping_add(STEP)))
     }
 
     /// Derives a key by adding a word. The order of the words matters.
     pub(super) fn with(self, word: u64) -> Self {
-        Key(mix(self.0.wrapping_add(STEP) ^ mix(word.wrapping_add(STEP))))
+        RandomKey(mix(self.0.wrapping_add(STEP) ^ mix(word.wrapping_add(STEP))))
     }
 
     /// Uniform number in [0, 1), in steps of 2^-53.
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn numbers_are_spread_evenly() {
-        let key = Key::new(7).with(3);
+        let key = RandomKey::new(7).with(3);
         let mut counts = [0_u32; 10];
         let mut sum = 0.0;
         for i in 0..100_000 {
@@ -65,15 +65,15 @@ mod tests {
 
     #[test]
     fn an_order_is_a_function_of_its_key() {
-        let order = |key: Key| {
+        let order = |key: RandomKey| {
             let mut items: Vec<u32> = (0..50).collect();
             key.shuffle(&mut items);
             items
         };
-        let mut sorted = order(Key::new(1));
-        assert_eq!(sorted, order(Key::new(1)));
-        assert_ne!(sorted, order(Key::new(1).with(0)));
-        assert_ne!(sorted, order(Key::new(2)));
+        let mut sorted = order(RandomKey::new(1));
+        assert_eq!(sorted, order(RandomKey::new(1)));
+        assert_ne!(sorted, order(RandomKey::new(1).with(0)));
+        assert_ne!(sorted, order(RandomKey::new(2)));
         sorted.sort_unstable();
         assert_eq!(sorted, (0..50).collect::<Vec<u32>>());
     }

@@ -5,7 +5,7 @@
 
 use serde_json::Value;
 
-use super::byte_pairs::{MAX_IDS, Refusal};
+use super::byte_pairs::{MAX_IDS, TokenizerRefusal, is_unset, is_zero};
 use crate::tokenize::bpe::makes_token;
 
 /// Names of supported normalizers. The parameters of `Replace` and `Precompiled` are checked before.
@@ -20,49 +20,58 @@ const PRE_TOKENIZERS: [&str; 6] =
 ///
 /// # Errors
 /// The first unsupported or inconsistent part, by name.
-pub(super) fn check(file: &Value) -> Result<Option<i32>, Refusal> {
-    each(&file["normalizer"], "normalizers", &mut |part| normalizer(part))?;
-    each(&file["pre_tokenizer"], "pretokenizers", &mut |part| match part["type"].as_str() {
+pub(super) fn check(file: &Value) -> Result<Option<i32>, TokenizerRefusal> {
+    for_each_step(&file["normalizer"], "normalizers", &mut |part| normalizer(part))?;
+    for_each_step(&file["pre_tokenizer"], "pretokenizers", &mut |part| match part["type"].as_str() {
         Some(kind) if PRE_TOKENIZERS.contains(&kind) => Ok(()),
         kind => Err(format!("its pre-tokenizer {} is not supported", kind.unwrap_or("of no type")).into()),
     })?;
     let added = file["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_id = |id: &Value| id.as_u64().is_some_and(|id| id < MAX_IDS);
     if !added.iter().all(|token| is_id(&token["id"])) {
         return Err("the id of an added token is not a whole number below 2^20".into());
     }
     match file["model"]["type"].as_str() {
         Some("Unigram") => unigram(&file["model"]),
-        Some("BPE") | None => byte_pairs(&file["model"], &is_id),
+        Some("BPE") | None => byte_pairs(&file["model"]),
         Some(kind) => Err(format!("its model {kind} is neither BPE nor Unigram").into()),
     }
 }
 
-/// Calls `look` on a normalizer or pre-tokenizer, or on each element of a `Sequence` (in its field `list`); does
+/// Whether a value is a token id below [`MAX_IDS`].
+fn is_id(id: &Value) -> bool {
+    id.as_u64().is_some_and(|id| id < MAX_IDS)
+}
+
+/// Calls `check` on a normalizer or pre-tokenizer, or on each element of a `Sequence` (in its field `list`); does
 /// nothing for `null`.
-fn each(part: &Value, list: &str, look: &mut dyn FnMut(&Value) -> Result<(), Refusal>) -> Result<(), Refusal> {
+fn for_each_step(
+    part: &Value,
+    list: &str,
+    check: &mut dyn FnMut(&Value) -> Result<(), TokenizerRefusal>,
+) -> Result<(), TokenizerRefusal> {
     match (part, part["type"].as_str()) {
         (Value::Null, _) => Ok(()),
         (_, Some("Sequence")) => {
             let Some(parts) = part[list].as_array() else {
                 return Err(format!("its sequence has no {list}").into());
             };
-            parts.iter().try_for_each(look)
+            parts.iter().try_for_each(check)
         }
-        _ => look(part),
+        _ => check(part),
     }
 }
 
 /// Checks a normalizer.
-fn normalizer(part: &Value) -> Result<(), Refusal> {
+fn normalizer(part: &Value) -> Result<(), TokenizerRefusal> {
     match part["type"].as_str() {
         Some("Replace") if part["pattern"]["String"].as_str().is_some_and(|text| !text.is_empty()) => Ok(()),
         Some("Replace") => Err("its normalizer Replace has another pattern than a text".into()),
         Some("Precompiled") => {
             let map = part["precompiled_charsmap"].as_str().and_then(decoded);
-            match map.is_some_and(|map| is_sound(&map)) {
-                true => Ok(()),
-                false => Err("its normalizer Precompiled is damaged".into()),
+            if map.is_some_and(|map| is_sound(&map)) {
+                Ok(())
+            } else {
+                Err("its normalizer Precompiled is damaged".into())
             }
         }
         Some(kind) if NORMALIZERS.contains(&kind) => Ok(()),
@@ -72,14 +81,9 @@ fn normalizer(part: &Value) -> Result<(), Refusal> {
 
 /// Checks a Unigram model: distinct pieces with finite scores (log probabilities). Returns the id of the unknown token
 /// as [`check`] does.
-fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
+fn unigram(model: &Value) -> Result<Option<i32>, TokenizerRefusal> {
     let Some(pieces) = model["vocab"].as_array() else {
         return Err("its model has no list of pieces and scores".into());
-    };
-    let is_piece = |piece: &Value| {
-        piece.as_array().is_some_and(|pair| pair.len() == 2)
-            && piece[0].is_string()
-            && piece[1].as_f64().is_some_and(f64::is_finite)
     };
     if pieces.len() as u64 >= MAX_IDS || !pieces.iter().all(is_piece) {
         return Err("a piece of its model is not a text with a score, or it has 2^20 of them or more".into());
@@ -96,18 +100,23 @@ fn unigram(model: &Value) -> Result<Option<i32>, Refusal> {
     covers(model, unknown, &|name| names.contains(name))
 }
 
+/// Whether an element of a Unigram vocabulary is a text with a finite score.
+fn is_piece(piece: &Value) -> bool {
+    piece.as_array().is_some_and(|pair| pair.len() == 2)
+        && piece[0].is_string()
+        && piece[1].as_f64().is_some_and(f64::is_finite)
+}
+
 /// Checks a BPE model. Returns the id of the unknown token as [`check`] does.
-fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i32>, Refusal> {
+fn byte_pairs(model: &Value) -> Result<Option<i32>, TokenizerRefusal> {
     let vocab = model["vocab"].as_object().ok_or("it has no model with a vocabulary")?;
     if !vocab.values().all(is_id) {
         return Err("an id of its vocabulary is not a whole number below 2^20".into());
     }
-    let unset = |value: &Value| value.is_null() || *value == "" || *value == false;
-    let zero = |value: &Value| value.is_null() || value.as_f64() == Some(0.0);
     let rules = [
-        ("dropout", zero(&model["dropout"])),
-        ("continuing_subword_prefix", unset(&model["continuing_subword_prefix"])),
-        ("end_of_word_suffix", unset(&model["end_of_word_suffix"])),
+        ("dropout", is_zero(&model["dropout"])),
+        ("continuing_subword_prefix", is_unset(&model["continuing_subword_prefix"])),
+        ("end_of_word_suffix", is_unset(&model["end_of_word_suffix"])),
     ];
     if let Some((name, _)) = rules.iter().find(|(_, kept)| !kept) {
         return Err(format!("its model sets {name}, which is not supported").into());
@@ -127,7 +136,11 @@ fn byte_pairs(model: &Value, is_id: &dyn Fn(&Value) -> bool) -> Result<Option<i3
 
 /// Returns `None` if the model falls back to bytes and has a token for each of the 256, otherwise the id of the unknown
 /// token; an error if it has neither. `has` tells whether the vocabulary contains a token.
-fn covers(model: &Value, unknown: Option<i32>, has: &dyn Fn(&str) -> bool) -> Result<Option<i32>, Refusal> {
+fn covers(
+    model: &Value,
+    unknown: Option<i32>,
+    has: &dyn Fn(&str) -> bool,
+) -> Result<Option<i32>, TokenizerRefusal> {
     let bytes = model["byte_fallback"] == true && (0..=255u8).all(|byte| has(&format!("<0x{byte:02X}>")));
     match (bytes, unknown) {
         (true, _) => Ok(None),
@@ -140,23 +153,30 @@ fn covers(model: &Value, unknown: Option<i32>, has: &dyn Fn(&str) -> bool) -> Re
 
 /// Decodes base64 (RFC 4648, section 4).
 fn decoded(text: &str) -> Option<Vec<u8>> {
-    let value = |c: u8| match c {
-        b'A'..=b'Z' => Some(c - b'A'),
-        b'a'..=b'z' => Some(c - b'a' + 26),
-        b'0'..=b'9' => Some(c - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    let (mut bytes, mut bits, mut held) = (Vec::with_capacity(text.len() / 4 * 3), 0u32, 0);
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let mut bits = 0u32;
+    let mut bit_count = 0;
     for c in text.trim_end_matches('=').bytes() {
-        (bits, held) = (bits << 6 | u32::from(value(c)?), held + 6);
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held) as u8);
+        bits = bits << 6 | u32::from(base64_value(c)?);
+        bit_count += 6;
+        if bit_count >= 8 {
+            bit_count -= 8;
+            bytes.push((bits >> bit_count) as u8);
         }
     }
     Some(bytes)
+}
+
+/// Value of a digit of base64.
+fn base64_value(digit: u8) -> Option<u8> {
+    match digit {
+        b'A'..=b'Z' => Some(digit - b'A'),
+        b'a'..=b'z' => Some(digit - b'a' + 26),
+        b'0'..=b'9' => Some(digit - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    }
 }
 
 /// Whether a precompiled normalizer table of SentencePiece is safe to use for any text. The table consists of the
@@ -172,10 +192,9 @@ fn is_sound(map: &[u8]) -> bool {
     let Ok(texts) = std::str::from_utf8(texts) else { return false };
     let units: Vec<u32> = trie.as_chunks::<4>().0.iter().map(|unit| u32::from_le_bytes(*unit)).collect();
     // Bits of a unit (darts-clone): 0 to 7 and 31 label, 8 has a leaf, 9 offset in units of 256, 10 to 30 offset.
-    let offset = |unit: u32| ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize;
     let Some(&root) = units.first() else { return false };
     let mut seen = vec![false; units.len()];
-    let mut open = vec![offset(root)];
+    let mut open = vec![unit_offset(root)];
     while let Some(base) = open.pop() {
         if base >= units.len() || std::mem::replace(&mut seen[base], true) {
             if base >= units.len() {
@@ -190,7 +209,7 @@ fn is_sound(map: &[u8]) -> bool {
             if (unit & (1 << 31 | 0xff)) as usize != byte {
                 continue;
             }
-            let next = at ^ offset(unit);
+            let next = at ^ unit_offset(unit);
             if unit >> 8 & 1 == 1 {
                 let start = units.get(next).map(|leaf| (leaf & !(1 << 31)) as usize);
                 if !start.is_some_and(|start| texts.is_char_boundary(start)) {
@@ -201,6 +220,12 @@ fn is_sound(map: &[u8]) -> bool {
         }
     }
     true
+}
+
+/// Distance from a node of a double array to its children, from bits 9 to 30 of its unit: bit 9 says that bits 10 to 30
+/// count in steps of 256.
+fn unit_offset(unit: u32) -> usize {
+    ((unit >> 10) << ((unit & (1 << 9)) >> 6)) as usize
 }
 
 #[cfg(test)]
@@ -287,7 +312,8 @@ mod tests {
 
     #[test]
     fn what_is_not_understood_is_refused_by_name() {
-        let (unigram, llama) = (unigram_file(), llama_file());
+        let unigram = unigram_file();
+        let llama = llama_file();
         let regex =
             json!({"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": false});
         for (file, pointer, value, why) in [

@@ -1,5 +1,5 @@
 //! Settings of training data, as plain data: files, tokenizer, task, bounds of a pack, shuffling. Invariant:
-//! [`Settings::check`] rejects contradictory settings before any file is opened; no field has a hidden default.
+//! [`DatasetSettings::check`] rejects contradictory settings before any file is opened; no field has a hidden default.
 
 use std::path::PathBuf;
 
@@ -9,19 +9,19 @@ use crate::{DataError, DataErrorKind};
 
 /// Settings of a [`Dataset`](super::Dataset): everything apart from the data that determines the packs.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct DatasetSettings {
     /// Training files and folders, read in this order; the files of a folder are read in the order of their names.
     pub train: Vec<PathBuf>,
     /// Source of the validation documents.
     pub validation: Validation,
     /// Format of the files.
-    pub format: Format,
+    pub format: DatasetFormat,
     /// Tokenizer.
     pub tokens: TokenizerKind,
     /// Training objective.
     pub task: Objective,
     /// Maximum size of a pack.
-    pub bounds: Bounds,
+    pub bounds: PackLimits,
     /// Seed of the shuffling and of the token masking.
     pub seed: u64,
     /// Size of the shuffle window.
@@ -57,7 +57,7 @@ pub enum Validation {
 /// File format. Text, JSON lines and sequence files may be compressed (gzip, bzip2, Zstandard, xz); compression is
 /// detected from the first bytes of the file, not from its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum DatasetFormat {
     /// Plain text; all line endings are read as LF.
     Text(TextDocuments),
     /// JSON Lines: one JSON object per line.
@@ -76,7 +76,7 @@ pub enum Format {
     Sequences,
 }
 
-/// How a text file is split into documents.
+/// Rule by which a text file is split into documents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextDocuments {
     /// Each file is a document.
@@ -158,7 +158,7 @@ pub enum Objective {
         labels: LabelsFrom,
         /// Set of classes.
         classes: Classes,
-        /// Whether a sequence of more than [`Bounds::longest`] tokens is truncated at its end; otherwise such a
+        /// Whether a sequence of more than [`PackLimits::longest`] tokens is truncated at its end; otherwise such a
         /// sequence is an error.
         truncate: bool,
     },
@@ -181,21 +181,26 @@ impl MaskRates {
 
     /// Checks that the rates are fractions; the error is the message for the user.
     pub(super) fn check(self) -> Result<(), &'static str> {
-        let part = |x: f64| (0.0..=1.0).contains(&x);
-        if !(self.select > 0.0 && part(self.select)) {
+        if !(self.select > 0.0 && is_fraction(self.select)) {
             return Err("the masked part must be above 0, at most 1");
         }
-        match part(self.mask) && part(self.random) && part(self.mask + self.random) {
-            true => Ok(()),
-            false => Err("the masked and random parts must be 0 to 1 together"),
+        if is_fraction(self.mask) && is_fraction(self.random) && is_fraction(self.mask + self.random) {
+            Ok(())
+        } else {
+            Err("the masked and random parts must be 0 to 1 together")
         }
     }
+}
+
+/// Whether a number is from 0 to 1.
+fn is_fraction(x: f64) -> bool {
+    (0.0..=1.0).contains(&x)
 }
 
 /// Maximum size of a pack: of the sequences that belong together in training. They decide what is in a pack, and do not
 /// depend on memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct PackLimits {
     /// Maximum total number of tokens.
     pub tokens: usize,
     /// Maximum number of sequences.
@@ -221,14 +226,14 @@ impl Shuffle {
     }
 }
 
-impl Settings {
+impl DatasetSettings {
     /// Checks the settings for contradictions, without opening a file.
     ///
     /// # Errors
     /// The first rule that the settings violate.
     pub fn check(&self) -> Result<(), DataError> {
-        let Bounds { tokens, sequences, longest } = self.bounds;
-        let ids = matches!(self.format, Format::Ids { .. });
+        let PackLimits { tokens, sequences, longest } = self.bounds;
+        let ids = matches!(self.format, DatasetFormat::Ids { .. });
         let rules = [
             (!self.train.is_empty(), "no training data is named"),
             (
@@ -276,9 +281,9 @@ impl Settings {
         match &self.task {
             Objective::Causal | Objective::Masked(_) => true,
             Objective::Classify { labels: LabelsFrom::Field(_), .. } => {
-                matches!(self.format, Format::JsonLines { .. })
+                matches!(self.format, DatasetFormat::JsonLines { .. })
             }
-            Objective::Classify { labels: LabelsFrom::Table(_), .. } => self.format == Format::Sequences,
+            Objective::Classify { labels: LabelsFrom::Table(_), .. } => self.format == DatasetFormat::Sequences,
         }
     }
 }

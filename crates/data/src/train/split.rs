@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use sha2::{Digest, Sha256};
 
-use super::settings::{Format, Validation};
+use super::settings::{DatasetFormat, Validation};
 
 /// Split of a data set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub enum Split {
 
 /// Assigns documents to splits by a hash of their content.
 #[derive(Debug)]
-pub(super) struct Splitter {
+pub(super) struct DocumentSplitter {
     /// Documents with a hash below this value belong to the validation split.
     below: u64,
     seed: u64,
@@ -28,15 +28,20 @@ pub(super) struct Splitter {
     dropped: HashSet<u64>,
 }
 
-impl Splitter {
-    pub(super) fn new(validation: &Validation, format: &Format) -> Self {
+impl DocumentSplitter {
+    pub(super) fn new(validation: &Validation, format: &DatasetFormat) -> Self {
         let (fraction, seed) = match *validation {
             Validation::Fraction { fraction, seed } => (fraction, seed),
             Validation::None | Validation::Files(_) => (0.0, 0),
         };
         // The constant is exactly 2^64. The fraction is below 1, so the product is below 2^64 and the cast truncates.
         let below = (fraction * 18_446_744_073_709_551_616.0) as u64;
-        Splitter { below, seed, ignores_case: *format == Format::Sequences, dropped: HashSet::new() }
+        DocumentSplitter {
+            below,
+            seed,
+            ignores_case: *format == DatasetFormat::Sequences,
+            dropped: HashSet::new(),
+        }
     }
 
     /// Content hash of a document: the first eight bytes of the SHA-256 of seed and document. Among `n` different
@@ -44,15 +49,16 @@ impl Splitter {
     pub(super) fn hash(&self, document: &[u8]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.seed.to_le_bytes());
-        match self.ignores_case {
-            true => document.chunks(4096).for_each(|part| {
+        if self.ignores_case {
+            document.chunks(4096).for_each(|part| {
                 let mut upper = [0; 4096];
                 let upper = &mut upper[..part.len()];
                 upper.copy_from_slice(part);
                 upper.make_ascii_uppercase();
                 hash.update(upper);
-            }),
-            false => hash.update(document),
+            })
+        } else {
+            hash.update(document)
         }
         let digest: [u8; 32] = hash.finalize().into();
         digest.iter().take(8).fold(0, |word, &byte| word << 8 | u64::from(byte))
@@ -85,12 +91,12 @@ impl Splitter {
 mod tests {
     use super::*;
 
-    fn splitter(fraction: f64, seed: u64, format: &Format) -> Splitter {
-        Splitter::new(&Validation::Fraction { fraction, seed }, format)
+    fn splitter(fraction: f64, seed: u64, format: &DatasetFormat) -> DocumentSplitter {
+        DocumentSplitter::new(&Validation::Fraction { fraction, seed }, format)
     }
 
     fn validated(fraction: f64, seed: u64) -> Vec<bool> {
-        let split = splitter(fraction, seed, &Format::JsonLines { field: "text".into() });
+        let split = splitter(fraction, seed, &DatasetFormat::JsonLines { field: "text".into() });
         let side = |i: u32| split.side(split.hash(format!("document {i}").as_bytes()));
         (0..20_000).map(|i| side(i) == Split::Validation).collect()
     }
@@ -105,10 +111,10 @@ mod tests {
 
     #[test]
     fn sequences_are_the_same_in_any_case() {
-        let sequences = splitter(0.5, 0, &Format::Sequences);
+        let sequences = splitter(0.5, 0, &DatasetFormat::Sequences);
         let long: Vec<u8> = b"ACGTn".repeat(2000);
         assert_eq!(sequences.hash(&long), sequences.hash(&long.to_ascii_lowercase()));
-        let lines = splitter(0.5, 0, &Format::Text(super::super::TextDocuments::Lines));
+        let lines = splitter(0.5, 0, &DatasetFormat::Text(super::super::TextDocuments::Lines));
         assert_ne!(lines.hash(b"a"), lines.hash(b"A"));
         assert_eq!(lines.hash(b"A"), sequences.hash(b"a"));
     }

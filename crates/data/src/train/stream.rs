@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use super::block::Block;
-use super::dataset::Inner;
-use super::packer::Packer;
-use super::pieces::{Cutter, Pack};
-use super::position::{Position, Window};
-use super::random::Key;
+use super::block::PackedBlock;
+use super::dataset::SharedDataset;
+use super::packer::PackerThread;
+use super::pieces::{PieceCutter, TrainingPack};
+use super::position::{DataPosition, ShuffleWindow};
+use super::random::RandomKey;
 use super::split::Split;
 use crate::{DataError, DataErrorKind};
 
@@ -16,20 +16,20 @@ use crate::{DataError, DataErrorKind};
 const MASKED: u64 = 0x6d61_736b;
 
 /// Stream of the packs of a split. Its own threads read, tokenize and pack ahead.
-pub struct Stream {
-    inner: Arc<Inner>,
+pub struct DatasetStream {
+    inner: Arc<SharedDataset>,
     split: Split,
-    packer: Packer,
-    cutter: Cutter,
+    packer: PackerThread,
+    cutter: PieceCutter,
     /// The block that is partly consumed.
-    block: Option<Block>,
+    block: Option<PackedBlock>,
     /// Number of its packs that are consumed.
     next: usize,
     /// Number of packs of the first block that lie before the start position, and are skipped.
     skips: u32,
     /// Position after the last pack.
-    at: Position,
-    counts: Counts,
+    at: DataPosition,
+    counts: StreamCounts,
     /// Whether the current epoch has produced a pack, or started before this stream.
     gave: bool,
     /// Whether the stream is finished, after an error or at the end of the validation pass.
@@ -38,7 +38,7 @@ pub struct Stream {
 
 /// Counters of a stream since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct StreamCounts {
     /// Number of packs.
     pub packs: u64,
     /// Number of documents. Documents whose pieces are packed together are counted with the last of their packs.
@@ -53,11 +53,11 @@ pub struct Counts {
     pub unknown: u64,
 }
 
-impl Stream {
-    pub(super) fn new(inner: Arc<Inner>, split: Split, from: Position) -> Result<Self, DataError> {
-        let packer = Packer::start(&inner, split, from.clone())?;
-        let cutter = Cutter::new(&inner.settings.task, &inner.settings.bounds, &inner.vocabulary);
-        Ok(Stream {
+impl DatasetStream {
+    pub(super) fn new(inner: Arc<SharedDataset>, split: Split, from: DataPosition) -> Result<Self, DataError> {
+        let packer = PackerThread::start(&inner, split, from.clone())?;
+        let cutter = PieceCutter::new(&inner.settings.task, &inner.settings.bounds, &inner.vocabulary);
+        Ok(DatasetStream {
             inner,
             split,
             packer,
@@ -65,9 +65,9 @@ impl Stream {
             block: None,
             next: 0,
             skips: from.packed,
-            gave: from.place > 0 || from.packed > 0 || from.window != Window::default(),
+            gave: from.place > 0 || from.packed > 0 || from.window != ShuffleWindow::default(),
             at: from,
-            counts: Counts::default(),
+            counts: StreamCounts::default(),
             ended: false,
         })
     }
@@ -78,7 +78,7 @@ impl Stream {
     /// # Errors
     /// A document that cannot be read, tokenized or packed; an epoch without a target; a damaged start position. After
     /// an error the stream has ended and returns `false`.
-    pub fn fill(&mut self, pack: &mut Pack) -> Result<bool, DataError> {
+    pub fn fill(&mut self, pack: &mut TrainingPack) -> Result<bool, DataError> {
         pack.clear();
         pack.number = self.at.pack;
         let filled = if self.ended { Ok(false) } else { self.fill_from_blocks(pack) };
@@ -91,16 +91,16 @@ impl Stream {
     }
 
     /// The position of the next pack.
-    pub fn position(&self) -> &Position {
+    pub fn position(&self) -> &DataPosition {
         &self.at
     }
 
     /// The counters since the stream was opened.
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> StreamCounts {
         self.counts
     }
 
-    fn fill_from_blocks(&mut self, pack: &mut Pack) -> Result<bool, DataError> {
+    fn fill_from_blocks(&mut self, pack: &mut TrainingPack) -> Result<bool, DataError> {
         loop {
             let block = match self.block.take() {
                 Some(block) => block,
@@ -120,7 +120,7 @@ impl Stream {
     }
 
     /// Waits for the next block, and skips the packs of the first block that are before the start position.
-    fn next_block(&mut self) -> Result<Block, DataError> {
+    fn next_block(&mut self) -> Result<PackedBlock, DataError> {
         let mut block = self.packer.next().ok_or_else(lost)?;
         if let Some(error) = block.error.take() {
             return Err(error);
@@ -129,7 +129,7 @@ impl Stream {
         if skips == 0 {
             return Ok(block);
         }
-        let Position { epoch, window, place, .. } = self.at;
+        let DataPosition { epoch, window, place, .. } = self.at;
         let is_here = block.epoch == epoch && block.window == window && block.place == place;
         if !is_here || skips as usize >= block.count() {
             let what =
@@ -141,9 +141,9 @@ impl Stream {
     }
 
     /// Moves the next pack of a block into `pack`.
-    fn take(&mut self, block: Block, pack: &mut Pack) {
+    fn take(&mut self, block: PackedBlock, pack: &mut TrainingPack) {
         let seed = self.inner.settings.seed;
-        let key = Key::new(seed).with(MASKED).with(block.epoch).with(block.window.number);
+        let key = RandomKey::new(seed).with(MASKED).with(block.epoch).with(block.window.number);
         self.cutter.join(&block, self.next, &self.inner.vocabulary, key, pack);
         self.next += 1;
         self.gave = true;
@@ -167,7 +167,7 @@ impl Stream {
     }
 
     /// Counts the documents of a consumed block, and returns it to the packer.
-    fn give_back(&mut self, block: Block) {
+    fn give_back(&mut self, block: PackedBlock) {
         self.next = 0;
         self.counts.documents += u64::from(block.documents);
         self.counts.unknown += block.unknown;
@@ -187,7 +187,7 @@ impl Stream {
         self.gave = false;
         self.ended = self.split == Split::Validation;
         self.at.epoch += 1;
-        self.at.window = Window::default();
+        self.at.window = ShuffleWindow::default();
         self.at.place = 0;
         self.at.packed = 0;
         Ok(false)

@@ -2,7 +2,7 @@
 //! tokens are added only by the program, so text that spells a special token is not encoded as that token.
 
 use super::byte_pairs::{BytePairs, TextFrame};
-use super::settings::{Format, IdWidth, Settings, TokenizerKind};
+use super::settings::{DatasetFormat, DatasetSettings, IdWidth, TokenizerKind};
 use crate::tokenize::{Bpe, BpeKind, esm};
 use crate::{DataError, DataErrorKind};
 
@@ -35,10 +35,10 @@ impl Vocabulary {
     ///
     /// # Errors
     /// A tokenizer file that cannot be read or is not supported; an end-of-document token that it does not define.
-    pub fn open(settings: &Settings) -> Result<Self, DataError> {
+    pub fn open(settings: &DatasetSettings) -> Result<Self, DataError> {
         let width = match settings.format {
-            Format::Ids { width, .. } => width,
-            Format::Text(_) | Format::JsonLines { .. } | Format::Sequences => IdWidth::U16,
+            DatasetFormat::Ids { width, .. } => width,
+            DatasetFormat::Text(_) | DatasetFormat::JsonLines { .. } | DatasetFormat::Sequences => IdWidth::U16,
         };
         Self::of(&settings.tokens, width)
     }
@@ -46,28 +46,26 @@ impl Vocabulary {
     /// Opens a tokenizer; `width` is that of stored ids.
     ///
     /// # Errors
-    /// As [`Vocabulary::open`].
+    /// The errors of [`Vocabulary::open`].
     pub fn of(tokens: &TokenizerKind, width: IdWidth) -> Result<Self, DataError> {
         match tokens {
             TokenizerKind::Bytes { end } => {
                 let last = end.then_some(256);
                 Ok(Self::new(VocabularyKind::Bytes, 256 + usize::from(*end), [None, last], None, |id| id < 256))
             }
-            TokenizerKind::Esm => {
-                let letter = |id| esm::letter(id).is_some();
-                Ok(Self::new(
-                    VocabularyKind::Esm,
-                    esm::VOCAB,
-                    [Some(esm::CLS), Some(esm::EOS)],
-                    Some(esm::MASK),
-                    letter,
-                ))
-            }
+            TokenizerKind::Esm => Ok(Self::new(
+                VocabularyKind::Esm,
+                esm::VOCAB,
+                [Some(esm::CLS), Some(esm::EOS)],
+                Some(esm::MASK),
+                |id| esm::letter(id).is_some(),
+            )),
             TokenizerKind::Dna(path) => Self::dna(Bpe::from_file(path)?),
             TokenizerKind::BytePairs { file, end } => {
                 let pairs = BytePairs::from_file(file)?;
                 let last = end.as_deref().map(|name| pairs.special(name, file)).transpose()?;
-                let (size, special) = (pairs.size(), pairs.specials().to_vec());
+                let size = pairs.size();
+                let special = pairs.specials().to_vec();
                 let kind = VocabularyKind::BytePairs(Box::new(pairs));
                 Ok(Self::new(kind, size, [None, last], None, |id| !special.contains(&id)))
             }
@@ -79,12 +77,12 @@ impl Vocabulary {
 
     fn dna(bpe: Bpe) -> Result<Self, DataError> {
         let size = bpe.vocab_size();
-        let id_of = |name: &str| (0..size as i32).find(|&id| bpe.token(id).as_deref() == Some(name));
-        let frame = ["[CLS]", "[SEP]"].map(id_of);
-        let mask = id_of(MASK);
+        let frame = ["[CLS]", "[SEP]"].map(|name| id_of(&bpe, name));
+        let mask = id_of(&bpe, MASK);
         // Ordinary tokens consist of nucleotide letters; special tokens have names in brackets, such as `[PAD]`.
-        let ordinary = |id: i32| bpe.token(id).is_some_and(|token| !token.starts_with('['));
-        let ordinary: Vec<i32> = (0..size as i32).filter(|&id| ordinary(id)).collect();
+        let ids = 0..size as i32;
+        let ordinary: Vec<i32> =
+            ids.filter(|&id| bpe.token(id).is_some_and(|token| !token.starts_with('['))).collect();
         let around = TextFrame::default();
         Ok(Vocabulary { kind: VocabularyKind::Dna(Box::new(bpe)), size, frame, mask, ordinary, around })
     }
@@ -206,6 +204,11 @@ impl Vocabulary {
             }
         }
     }
+}
+
+/// The id of a token of a byte-pair encoding.
+fn id_of(bpe: &Bpe, token: &str) -> Option<i32> {
+    (0..bpe.vocab_size() as i32).find(|&id| bpe.token(id).as_deref() == Some(token))
 }
 
 /// Decodes the little-endian ids of a document. An id of 2^31 or more becomes negative, which [`Vocabulary::check`]

@@ -4,11 +4,11 @@
 
 use std::sync::Arc;
 
-use super::dataset::{Inner, SplitSize};
-use super::position::{Position, Window};
-use super::random::Key;
+use super::dataset::{SharedDataset, SplitSize};
+use super::position::{DataPosition, ShuffleWindow};
+use super::random::RandomKey;
 use super::settings::Shuffle;
-use super::source::{Document, Documents};
+use super::source::{Documents, RawDocument};
 use super::split::Split;
 use crate::{DataError, DataErrorKind};
 
@@ -24,12 +24,12 @@ enum Purpose {
     /// Size of the first window.
     First,
     /// Permutation of the documents of a window.
-    Window,
+    ShuffleWindow,
 }
 
 /// Reads consecutive shuffle windows of a split, over all epochs.
-pub(super) struct Windows {
-    inner: Arc<Inner>,
+pub(super) struct WindowReader {
+    inner: Arc<SharedDataset>,
     split: Split,
     epoch: u64,
     /// Indices of the files in the epoch's order.
@@ -39,9 +39,9 @@ pub(super) struct Windows {
     /// Number of documents read from that file, both splits and empty documents included.
     read: u64,
     open: Option<Documents>,
-    document: Document,
+    document: RawDocument,
     /// The window that was read last.
-    pub window: Window,
+    pub window: ShuffleWindow,
     /// Concatenated documents of the window, in file order.
     text: Vec<u8>,
     /// Documents of the window in shuffled order, as ranges of `text`.
@@ -61,21 +61,21 @@ pub(super) struct ShuffledDocument {
     pub number: u64,
 }
 
-impl Windows {
-    /// Opens the window sequence at a position; the first call of [`Windows::fill`] reads the position's window.
-    pub(super) fn new(inner: Arc<Inner>, split: Split, from: &Position) -> Result<Self, DataError> {
+impl WindowReader {
+    /// Opens the window sequence at a position; the first call of [`WindowReader::fill`] reads the position's window.
+    pub(super) fn new(inner: Arc<SharedDataset>, split: Split, from: &DataPosition) -> Result<Self, DataError> {
         let (bytes, documents) =
             window_capacity(&inner.settings.shuffle, inner.census.longest, inner.side(split));
-        let mut new = Windows {
+        let mut new = WindowReader {
             split,
             epoch: from.epoch,
             order: Vec::new(),
             file: from.window.file as usize,
             read: 0,
             open: None,
-            document: Document { bytes: Vec::with_capacity(inner.reader[1]), class: 0 },
+            document: RawDocument { bytes: Vec::with_capacity(inner.reader[1]), class: 0 },
             // `fill` increments the number; wrapping turns window 0 into `u64::MAX` here and back to 0 there.
-            window: Window { number: from.window.number.wrapping_sub(1), ..from.window },
+            window: ShuffleWindow { number: from.window.number.wrapping_sub(1), ..from.window },
             text: Vec::with_capacity(bytes),
             entries: Vec::with_capacity(documents),
             inner,
@@ -93,7 +93,7 @@ impl Windows {
     /// Starts the next epoch, with its own file order.
     pub(super) fn next_epoch(&mut self) {
         (self.epoch, self.file, self.read, self.open) = (self.epoch + 1, 0, 0, None);
-        self.window = Window { number: u64::MAX, ..Window::default() };
+        self.window = ShuffleWindow { number: u64::MAX, ..ShuffleWindow::default() };
         self.order_files();
     }
 
@@ -110,7 +110,7 @@ impl Windows {
     /// Reads the next window; false at the end of the epoch.
     pub(super) fn fill(&mut self) -> Result<bool, DataError> {
         let number = self.window.number.wrapping_add(1);
-        self.window = Window { number, file: self.file as u32, skip: self.read };
+        self.window = ShuffleWindow { number, file: self.file as u32, skip: self.read };
         self.text.clear();
         self.entries.clear();
         let (bytes, documents) = self.size();
@@ -120,11 +120,12 @@ impl Windows {
             }
             let start = self.text.len();
             self.text.extend_from_slice(&self.document.bytes);
-            let (class, file) = (self.document.class, self.order[self.file]);
+            let class = self.document.class;
+            let file = self.order[self.file];
             self.entries.push(ShuffledDocument { start, end: self.text.len(), class, file, number: self.read });
         }
         if self.moves() {
-            self.key(Purpose::Window).with(number).shuffle(&mut self.entries);
+            self.key(Purpose::ShuffleWindow).with(number).shuffle(&mut self.entries);
         }
         Ok(!self.entries.is_empty())
     }
@@ -132,7 +133,7 @@ impl Windows {
     /// Size in bytes and number of documents at which the current window ends. The first window of an epoch has a
     /// random fraction of the full size, so that window boundaries differ between epochs.
     fn size(&self) -> (usize, usize) {
-        let (bytes, documents) = most(&self.inner.settings.shuffle);
+        let (bytes, documents) = nominal_size(&self.inner.settings.shuffle);
         if self.moves() && self.window.number == 0 {
             let part = self.key(Purpose::First).unit();
             return ((bytes as f64 * part) as usize + 1, (documents as f64 * part) as usize + 1);
@@ -154,8 +155,8 @@ impl Windows {
     }
 
     /// Key of the random numbers for one use in the current epoch.
-    fn key(&self, purpose: Purpose) -> Key {
-        Key::new(self.inner.settings.seed).with(self.epoch).with(purpose as u64)
+    fn key(&self, purpose: Purpose) -> RandomKey {
+        RandomKey::new(self.inner.settings.seed).with(self.epoch).with(purpose as u64)
     }
 
     /// Skips forward until `documents` documents of the current file are read.
@@ -190,10 +191,10 @@ impl Windows {
             {
                 self.read += 1;
                 // Buffers are sized for the longest document seen when the data set was opened.
-                match self.document.bytes.len() <= self.inner.census.longest {
-                    true => return Ok(true),
-                    false => return Err(changed(files.paths[file].as_path())),
+                if self.document.bytes.len() > self.inner.census.longest {
+                    return Err(changed(files.paths[file].as_path()));
                 }
+                return Ok(true);
             }
             if self.read != files.documents[file] {
                 return Err(changed(files.paths[file].as_path()));
@@ -204,7 +205,7 @@ impl Windows {
 }
 
 /// Nominal size in bytes and maximum number of documents of a window; its last document may exceed the size.
-fn most(shuffle: &Shuffle) -> (usize, usize) {
+fn nominal_size(shuffle: &Shuffle) -> (usize, usize) {
     let Shuffle { documents, bytes } = if shuffle.is_enabled() { *shuffle } else { UNMOVED };
     (bytes, documents)
 }
@@ -212,9 +213,13 @@ fn most(shuffle: &Shuffle) -> (usize, usize) {
 /// Buffer capacity of a window, in bytes and documents, including an overhanging last document of `longest` bytes; at
 /// most the size of the split.
 pub(super) fn window_capacity(shuffle: &Shuffle, longest: usize, side: &SplitSize) -> (usize, usize) {
-    let (bytes, documents) = most(shuffle);
-    let least = |most: usize, there: u64| usize::try_from(there).map_or(most, |there| most.min(there));
-    (least(bytes.saturating_add(longest), side.bytes), least(documents, side.documents))
+    let (bytes, documents) = nominal_size(shuffle);
+    (at_most(bytes.saturating_add(longest), side.bytes), at_most(documents, side.documents))
+}
+
+/// The smaller of a capacity and of what there is.
+fn at_most(capacity: usize, available: u64) -> usize {
+    usize::try_from(available).map_or(capacity, |available| capacity.min(available))
 }
 
 /// Error for a file that changed after the data set was opened.

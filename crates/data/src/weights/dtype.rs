@@ -3,7 +3,7 @@
 
 /// The element type of a stored tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum DType {
+pub enum FileDType {
     /// IEEE 754 binary64.
     F64,
     /// IEEE 754 binary32.
@@ -26,61 +26,61 @@ pub enum DType {
     Bool,
 }
 
-impl DType {
+impl FileDType {
     /// Bytes per element.
     pub const fn size(self) -> u64 {
         match self {
-            DType::F64 | DType::I64 => 8,
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::BF16 | DType::I16 => 2,
-            DType::I8 | DType::U8 | DType::Bool => 1,
+            FileDType::F64 | FileDType::I64 => 8,
+            FileDType::F32 | FileDType::I32 => 4,
+            FileDType::F16 | FileDType::BF16 | FileDType::I16 => 2,
+            FileDType::I8 | FileDType::U8 | FileDType::Bool => 1,
         }
     }
 
     /// The type's name in safetensors headers.
     pub const fn name(self) -> &'static str {
         match self {
-            DType::F64 => "F64",
-            DType::F32 => "F32",
-            DType::F16 => "F16",
-            DType::BF16 => "BF16",
-            DType::I64 => "I64",
-            DType::I32 => "I32",
-            DType::I16 => "I16",
-            DType::I8 => "I8",
-            DType::U8 => "U8",
-            DType::Bool => "BOOL",
+            FileDType::F64 => "F64",
+            FileDType::F32 => "F32",
+            FileDType::F16 => "F16",
+            FileDType::BF16 => "BF16",
+            FileDType::I64 => "I64",
+            FileDType::I32 => "I32",
+            FileDType::I16 => "I16",
+            FileDType::I8 => "I8",
+            FileDType::U8 => "U8",
+            FileDType::Bool => "BOOL",
         }
     }
 
     /// Whether the type is a floating-point type, which `Weights::read_f32` can read.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F64 | DType::F32 | DType::F16 | DType::BF16)
+        matches!(self, FileDType::F64 | FileDType::F32 | FileDType::F16 | FileDType::BF16)
     }
 }
 
 /// Converts the bytes of a floating-point type to f32, one element of `out` per `dtype.size()` bytes. Integer types
 /// leave `out` unchanged; callers check `is_float` first.
-pub(super) fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
+pub(super) fn to_f32(dtype: FileDType, bytes: &[u8], out: &mut [f32]) {
     match dtype {
-        DType::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
-        DType::F32 => each(bytes, out, f32::from_le_bytes),
-        DType::F16 => each(bytes, out, |b| f16_to_f32(u16::from_le_bytes(b))),
-        DType::BF16 => each(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
-        DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::U8 | DType::Bool => {}
+        FileDType::F64 => each(bytes, out, |b| f64::from_le_bytes(b) as f32),
+        FileDType::F32 => each(bytes, out, f32::from_le_bytes),
+        FileDType::F16 => each(bytes, out, |b| f16_to_f32(u16::from_le_bytes(b))),
+        FileDType::BF16 => each(bytes, out, |b| f32::from_bits(u32::from(u16::from_le_bytes(b)) << 16)),
+        FileDType::I64 | FileDType::I32 | FileDType::I16 | FileDType::I8 | FileDType::U8 | FileDType::Bool => {}
     }
 }
 
 /// Converts the bytes of an integer or boolean type to i64, one element of `out` per `dtype.size()` bytes.
 /// Floating-point types leave `out` unchanged.
-pub(super) fn to_i64(dtype: DType, bytes: &[u8], out: &mut [i64]) {
+pub(super) fn to_i64(dtype: FileDType, bytes: &[u8], out: &mut [i64]) {
     match dtype {
-        DType::I64 => each(bytes, out, i64::from_le_bytes),
-        DType::I32 => each(bytes, out, |b| i64::from(i32::from_le_bytes(b))),
-        DType::I16 => each(bytes, out, |b| i64::from(i16::from_le_bytes(b))),
-        DType::I8 => each(bytes, out, |b| i64::from(i8::from_le_bytes(b))),
-        DType::U8 | DType::Bool => each(bytes, out, |[b]| i64::from(b)),
-        DType::F64 | DType::F32 | DType::F16 | DType::BF16 => {}
+        FileDType::I64 => each(bytes, out, i64::from_le_bytes),
+        FileDType::I32 => each(bytes, out, |b| i64::from(i32::from_le_bytes(b))),
+        FileDType::I16 => each(bytes, out, |b| i64::from(i16::from_le_bytes(b))),
+        FileDType::I8 => each(bytes, out, |b| i64::from(i8::from_le_bytes(b))),
+        FileDType::U8 | FileDType::Bool => each(bytes, out, |[b]| i64::from(b)),
+        FileDType::F64 | FileDType::F32 | FileDType::F16 | FileDType::BF16 => {}
     }
 }
 
@@ -122,7 +122,7 @@ pub fn f32_to_f16(value: f32) -> u16 {
 }
 
 /// Copies the bytes of elements of N bytes without conversion.
-pub(super) fn to_raw<const N: usize>(_: DType, bytes: &[u8], out: &mut [[u8; N]]) {
+pub(super) fn to_raw<const N: usize>(_: FileDType, bytes: &[u8], out: &mut [[u8; N]]) {
     each(bytes, out, |b| b);
 }
 
@@ -151,7 +151,8 @@ mod tests {
     /// The value of a binary16 by its definition in IEEE 754-2008, section 3.4.
     fn defined(half: u16) -> f64 {
         let sign = if half & 0x8000 == 0 { 1.0 } else { -1.0 };
-        let (exponent, fraction) = (i32::from((half >> 10) & 0x1f), f64::from(half & 0x3ff));
+        let exponent = i32::from((half >> 10) & 0x1f);
+        let fraction = f64::from(half & 0x3ff);
         match exponent {
             0 => sign * fraction * 2f64.powi(-24),
             31 if fraction == 0.0 => sign * f64::INFINITY,
@@ -163,7 +164,8 @@ mod tests {
     #[test]
     fn every_half_converts_exactly_and_back() {
         for half in 0..=u16::MAX {
-            let (value, expected) = (f16_to_f32(half), defined(half));
+            let value = f16_to_f32(half);
+            let expected = defined(half);
             if expected.is_nan() {
                 assert!(value.is_nan(), "{half:#06x}");
                 assert!(f16_to_f32(f32_to_f16(value)).is_nan());
@@ -177,7 +179,8 @@ mod tests {
     #[test]
     fn halves_round_to_nearest_even() {
         for half in 0..0x7bffu16 {
-            let (low, high) = (f16_to_f32(half), f16_to_f32(half + 1));
+            let low = f16_to_f32(half);
+            let high = f16_to_f32(half + 1);
             let middle = (low + high) / 2.0;
             let even = if half & 1 == 0 { half } else { half + 1 };
             assert_eq!(f32_to_f16(middle), even, "{half:#06x}");
@@ -197,16 +200,16 @@ mod tests {
             to_f32(dtype, bytes, &mut out);
             assert_eq!(out, expected, "{dtype:?}");
         };
-        check(DType::F32, &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0], &[1.0, -2.0]);
-        check(DType::F16, &[0, 0x3c, 0, 0xc0], &[1.0, -2.0]);
-        check(DType::BF16, &[0x80, 0x3f, 0, 0xc0], &[1.0, -2.0]);
-        check(DType::F64, &1.5f64.to_le_bytes(), &[1.5]);
+        check(FileDType::F32, &[0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0], &[1.0, -2.0]);
+        check(FileDType::F16, &[0, 0x3c, 0, 0xc0], &[1.0, -2.0]);
+        check(FileDType::BF16, &[0x80, 0x3f, 0, 0xc0], &[1.0, -2.0]);
+        check(FileDType::F64, &1.5f64.to_le_bytes(), &[1.5]);
         let mut out = [0; 2];
-        to_i64(DType::I16, &[0xff, 0xff, 0, 1], &mut out);
+        to_i64(FileDType::I16, &[0xff, 0xff, 0, 1], &mut out);
         assert_eq!(out, [-1, 256]);
-        to_i64(DType::U8, &[0xff, 1], &mut out);
+        to_i64(FileDType::U8, &[0xff, 1], &mut out);
         assert_eq!(out, [255, 1]);
-        to_i64(DType::I8, &[0xff, 1], &mut out);
+        to_i64(FileDType::I8, &[0xff, 1], &mut out);
         assert_eq!(out, [-1, 1]);
     }
 }

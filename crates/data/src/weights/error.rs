@@ -5,11 +5,11 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::DType;
+use super::FileDType;
 use super::hub::{HubError, is_hub_id};
 use crate::printable::{EscapedPath, Name};
 
-/// Why weights could not be found, opened or read.
+/// Error of finding, opening or reading weights.
 #[non_exhaustive]
 #[derive(Debug)]
 pub enum WeightsError {
@@ -125,7 +125,7 @@ pub enum WeightsError {
         /// The type asked for: `f32`, `i64`.
         wanted: &'static str,
         /// The type in the file.
-        found: DType,
+        found: FileDType,
     },
     /// A read past the end of the tensor, or into a buffer whose length differs from the range's.
     Range {
@@ -266,9 +266,10 @@ impl WeightsError {
             E::MissingTensor { path, tensor, similar } => {
                 write!(f, "no tensor `{}` in `{}`", Name(tensor), EscapedPath(path))?;
                 let similar: Vec<String> = similar.iter().map(|name| Name(name).to_string()).collect();
-                match similar.is_empty() {
-                    true => write!(f, "; the weights may belong to another model"),
-                    false => write!(f, "; it contains `{}`", similar.join("`, `")),
+                if similar.is_empty() {
+                    write!(f, "; the weights may belong to another model")
+                } else {
+                    write!(f, "; it contains `{}`", similar.join("`, `"))
                 }
             }
             E::Shape { path, tensor, expected, found } => write!(
@@ -335,12 +336,13 @@ impl WeightsError {
                     Some(similar) => write!(f, "; did you mean `{}`?", EscapedPath(similar)),
                     None => write!(f, "; check the path"),
                 }?;
-                match is_hub_id(arg) {
-                    true => write!(
+                if is_hub_id(arg) {
+                    write!(
                         f,
                         " (It is taken for a path, and not for a model of the hub, because of folders here)"
-                    ),
-                    false => Ok(()),
+                    )
+                } else {
+                    Ok(())
                 }
             }
             E::NotAModel { arg } => write!(

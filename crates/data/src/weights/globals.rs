@@ -1,7 +1,7 @@
 //! Allow-list of the globals (module and name) that a pickle of weights may refer to. Invariant: no global is ever
 //! called; each allowed name maps to a [`Global`], and every other name is an error.
 
-use super::DType;
+use super::FileDType;
 
 /// The meaning of an allowed global.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub(super) enum Global {
     /// `torch._utils._rebuild_parameter{,_with_state}`: (tensor, requires_grad, hooks, ...).
     RebuildParameter,
     /// `torch.FloatStorage` and similar classes, which state the element type in a persistent id.
-    Storage(DType),
+    Storage(FileDType),
     /// `torch.Size`: (tuple).
     Size,
     /// `copyreg._reconstructor`: (class, object, None), an instance whose state follows.
@@ -51,18 +51,18 @@ pub(super) fn lookup(module: &str, name: &str) -> Option<Global> {
 }
 
 /// Storage classes by name. Source: torch/storage.py, `_dtype_to_storage_type_map`.
-fn storage(name: &str) -> Option<DType> {
+fn storage(name: &str) -> Option<FileDType> {
     Some(match name {
-        "DoubleStorage" => DType::F64,
-        "FloatStorage" => DType::F32,
-        "HalfStorage" => DType::F16,
-        "BFloat16Storage" => DType::BF16,
-        "LongStorage" => DType::I64,
-        "IntStorage" => DType::I32,
-        "ShortStorage" => DType::I16,
-        "CharStorage" => DType::I8,
-        "ByteStorage" => DType::U8,
-        "BoolStorage" => DType::Bool,
+        "DoubleStorage" => FileDType::F64,
+        "FloatStorage" => FileDType::F32,
+        "HalfStorage" => FileDType::F16,
+        "BFloat16Storage" => FileDType::BF16,
+        "LongStorage" => FileDType::I64,
+        "IntStorage" => FileDType::I32,
+        "ShortStorage" => FileDType::I16,
+        "CharStorage" => FileDType::I8,
+        "ByteStorage" => FileDType::U8,
+        "BoolStorage" => FileDType::Bool,
         _ => return None,
     })
 }
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn only_the_listed_names_pass() {
         let check = |module, name, expected| assert_eq!(lookup(module, name), expected, "{module}.{name}");
-        check("torch", "HalfStorage", Some(Global::Storage(DType::F16)));
+        check("torch", "HalfStorage", Some(Global::Storage(FileDType::F16)));
         check("torch", "bfloat16", Some(Global::Constant));
         check("torch", "load", None);
         check("torch.nn.modules.linear", "Linear", Some(Global::Class));

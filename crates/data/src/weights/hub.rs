@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use error::{HubError, HubErrorKind};
-pub use fetch::{FetchEvent, Progress, Repository};
+pub use fetch::{FetchEvent, FetchProgress, Repository};
 
 use super::WeightsError;
 
@@ -112,7 +112,6 @@ impl HubEnv {
             }
         };
         let text = |name| Some(lookup(name)?.to_str()?.trim().to_owned()).filter(|text| !text.is_empty());
-        let is_true = |text: String| matches!(&*text.to_uppercase(), "1" | "ON" | "YES" | "TRUE");
         let mut patience = RetryPolicy::default();
         let seconds = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
         if let Some(seconds) = seconds.filter(|seconds| *seconds > 0) {
@@ -123,7 +122,8 @@ impl HubEnv {
             hf_home: path("HF_HOME"),
             xdg_cache_home: path("XDG_CACHE_HOME"),
             torch_home: path("TORCH_HOME"),
-            offline: text("HF_HUB_OFFLINE").is_some_and(is_true),
+            offline: text("HF_HUB_OFFLINE")
+                .is_some_and(|text| matches!(&*text.to_uppercase(), "1" | "ON" | "YES" | "TRUE")),
             endpoint: text("HF_ENDPOINT"),
             token: text("HF_TOKEN").map(Token),
             token_path: path("HF_TOKEN_PATH"),
@@ -144,16 +144,21 @@ impl HubEnv {
     /// The folder in which torch.hub keeps downloaded checkpoints, whether or not it exists; `None` when no variable
     /// is set. Source: torch/hub.py, `_get_torch_home` and `load_state_dict_from_url`.
     pub fn torch_checkpoints(&self) -> Option<PathBuf> {
-        let from_home = || Some(self.home.as_ref()?.join(".cache/torch"));
-        let from_xdg = || Some(self.xdg_cache_home.as_ref()?.join("torch"));
-        Some(self.torch_home.clone().or_else(from_xdg).or_else(from_home)?.join("hub/checkpoints"))
+        Some(
+            self.torch_home
+                .clone()
+                .or_else(|| Some(self.xdg_cache_home.as_ref()?.join("torch")))
+                .or_else(|| Some(self.home.as_ref()?.join(".cache/torch")))?
+                .join("hub/checkpoints"),
+        )
     }
 
     /// The home folder of huggingface_hub (`HF_HOME`), which contains the cache and the token.
     fn hf_folder(&self) -> Option<PathBuf> {
-        let from_home = || Some(self.home.as_ref()?.join(".cache/huggingface"));
-        let from_xdg = || Some(self.xdg_cache_home.as_ref()?.join("huggingface"));
-        self.hf_home.clone().or_else(from_xdg).or_else(from_home)
+        self.hf_home
+            .clone()
+            .or_else(|| Some(self.xdg_cache_home.as_ref()?.join("huggingface")))
+            .or_else(|| Some(self.home.as_ref()?.join(".cache/huggingface")))
     }
 
     fn endpoint(&self) -> &str {
@@ -230,8 +235,8 @@ fn is_repository(arg: &str) -> bool {
     parts && arg.len() <= MAX_ID && !arg.contains("--")
 }
 
-/// Why `arg`, which does not exist, is a path rather than a hub id; `None` if it may be a hub id. A path has more than two parts,
-/// or a parent that exists here, or a parent whose name resembles that of a folder here that has the last part.
+/// Returns the error for an `arg` that does not exist and is a path rather than a hub id; `None` if it may be a hub id. A path
+/// has more than two parts, or a parent that exists here, or a parent whose name resembles that of a folder here that has the last part.
 pub fn missing_path(arg: &str) -> Option<WeightsError> {
     let path = Path::new(arg);
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty())?;
@@ -242,31 +247,34 @@ pub fn missing_path(arg: &str) -> Option<WeightsError> {
 
 /// An existing path that differs from `path` by a typing error in one of its last two parts.
 fn similar_path(path: &Path) -> Option<PathBuf> {
-    let (parent, name) = (path.parent()?, path.file_name()?.to_str()?);
-    let inside = |folder: &Path| {
-        if folder.as_os_str().is_empty() { Path::new(".").to_owned() } else { folder.to_owned() }
-    };
-    let alike = |folder: &Path, wanted: &str| {
-        let names = fs::read_dir(inside(folder)).into_iter().flatten().flatten().take(MOST_ENTRIES);
-        let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        names.sort();
-        names.retain(|name| is_typing_error(name, wanted));
-        names
-    };
+    let parent = path.parent()?;
+    let name = path.file_name()?.to_str()?;
     if parent.is_dir() {
-        return alike(parent, name).into_iter().map(|found| parent.join(found)).next();
+        return similar_names(parent, name).into_iter().map(|found| parent.join(found)).next();
     }
-    let (above, folder) = (parent.parent()?, parent.file_name()?.to_str()?);
-    let found = alike(above, folder).into_iter().map(|found| above.join(found).join(name));
+    let above = parent.parent()?;
+    let folder = parent.file_name()?.to_str()?;
+    let found = similar_names(above, folder).into_iter().map(|found| above.join(found).join(name));
     found.into_iter().find(|path| path.exists())
 }
 
-/// Most entries of a folder that are compared with a name.
+/// The names in a folder that differ from `wanted` by a typing error, sorted.
+fn similar_names(folder: &Path, wanted: &str) -> Vec<String> {
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let names = fs::read_dir(folder).into_iter().flatten().flatten().take(MOST_ENTRIES);
+    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names.retain(|name| is_typing_error(name, wanted));
+    names
+}
+
+/// Maximum number of entries of a folder that are compared with a name.
 const MOST_ENTRIES: usize = 10_000;
 
 /// Whether two names differ by at most two letters that were left out, added or replaced, and agree in most letters.
 fn is_typing_error(one: &str, other: &str) -> bool {
-    let (one, other): (Vec<char>, Vec<char>) = (one.chars().collect(), other.chars().collect());
+    let one: Vec<char> = one.chars().collect();
+    let other: Vec<char> = other.chars().collect();
     let longest = one.len().max(other.len());
     if one == other || one.len().abs_diff(other.len()) > 2 || longest > 256 {
         return false;
@@ -291,18 +299,19 @@ fn is_typing_error(one: &str, other: &str) -> bool {
 /// # Errors
 /// `NotAModel` if `id` is not a hub id; `NotInCache`, with the missing path, if the cache does not have it.
 pub fn find_in_hub(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
-    let missing =
-        |at| WeightsError::NotInCache { id: id.to_owned(), looked_at: Some(at), offline: env.offline };
     let repository = repository_folder(id, env)?;
     if !repository.is_dir() {
-        return Err(missing(repository));
+        return Err(not_in_cache(id, env, repository));
     }
-    let commit = cached_commit(&repository, revision_of(id).1).map_err(missing)?;
+    let commit =
+        cached_commit(&repository, revision_of(id).1).map_err(|reference| not_in_cache(id, env, reference))?;
     let snapshot = repository.join("snapshots").join(commit);
-    match snapshot.is_dir() {
-        true => Ok(snapshot),
-        false => Err(missing(snapshot)),
-    }
+    if snapshot.is_dir() { Ok(snapshot) } else { Err(not_in_cache(id, env, snapshot)) }
+}
+
+/// The error for a model whose path `missing` is not in the cache.
+fn not_in_cache(id: &str, env: &HubEnv, missing: PathBuf) -> WeightsError {
+    WeightsError::NotInCache { id: id.to_owned(), looked_at: Some(missing), offline: env.offline }
 }
 
 /// The folder of a hub id in the cache, whether or not it exists.
@@ -311,9 +320,11 @@ fn repository_folder(id: &str, env: &HubEnv) -> Result<PathBuf, WeightsError> {
         return Err(WeightsError::NotAModel { arg: id.to_owned() });
     }
     let offline = env.offline;
-    let unknown = || WeightsError::NotInCache { id: id.to_owned(), looked_at: None, offline };
     let (repository, _) = revision_of(id);
-    Ok(env.cache_dir().ok_or_else(unknown)?.join(format!("models--{}", repository.replace('/', "--"))))
+    Ok(env
+        .cache_dir()
+        .ok_or_else(|| WeightsError::NotInCache { id: id.to_owned(), looked_at: None, offline })?
+        .join(format!("models--{}", repository.replace('/', "--"))))
 }
 
 /// Whether a revision is a whole commit, which names a snapshot without a reference.
@@ -331,9 +342,10 @@ fn cached_commit(repository: &Path, revision: &str) -> Result<String, PathBuf> {
     let commit = fs::read_to_string(&reference).unwrap_or_default();
     let commit = commit.trim();
     // A commit is hexadecimal, so it cannot lead out of the cache.
-    match !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_hexdigit()) {
-        true => Ok(commit.to_owned()),
-        false => Err(reference),
+    if !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_hexdigit()) {
+        Ok(commit.to_owned())
+    } else {
+        Err(reference)
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
 use super::WeightsError;
-use super::source::Source;
+use super::source::ByteSource;
 
 /// Maximum size of an index file in bytes; the index of a few thousand tensors takes less than a megabyte.
 const INDEX_LIMIT: u64 = 64 << 20;
@@ -46,7 +46,7 @@ pub(super) fn read_index(path: &Path) -> Result<Index, WeightsError> {
 }
 
 fn parse(path: &Path) -> Result<IndexFile, WeightsError> {
-    let source = Source::open(path)?;
+    let source = ByteSource::open(path)?;
     let bytes = source.read_vec(0, source.len(), INDEX_LIMIT, "an index")?;
     serde_json::from_slice(&bytes).map_err(|error| WeightsError::json(path, error))
 }
@@ -54,12 +54,17 @@ fn parse(path: &Path) -> Result<IndexFile, WeightsError> {
 fn shards(index: &Path, parsed: &IndexFile) -> Result<Vec<PathBuf>, WeightsError> {
     let folder = index.parent().unwrap_or(Path::new(""));
     let names: BTreeSet<&String> = parsed.weight_map.values().collect();
-    let inside = |shard: &str| {
-        !shard.is_empty() && Path::new(shard).components().all(|part| matches!(part, Component::Normal(_)))
-    };
-    let place = |shard: &String| match inside(shard) {
-        true => Ok(folder.join(shard)),
-        false => Err(WeightsError::ShardOutside { path: index.to_owned(), shard: shard.clone() }),
-    };
-    names.into_iter().map(place).collect()
+    let mut paths = vec![];
+    for shard in names {
+        if !is_relative_name(shard) {
+            return Err(WeightsError::ShardOutside { path: index.to_owned(), shard: shard.clone() });
+        }
+        paths.push(folder.join(shard));
+    }
+    Ok(paths)
+}
+
+/// Whether a path has only names, so that it leads neither out of its folder nor to the folder itself.
+fn is_relative_name(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }

@@ -25,19 +25,19 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-pub use dtype::{DType, f16_to_f32, f32_to_bf16, f32_to_f16};
+pub use dtype::{FileDType, f16_to_f32, f32_to_bf16, f32_to_f16};
 pub use error::WeightsError;
 pub use hub::{
-    FetchEvent, HubEnv, HubError, HubErrorKind, ModelPath, Progress, Repository, RetryPolicy, Token,
+    FetchEvent, FetchProgress, HubEnv, HubError, HubErrorKind, ModelPath, Repository, RetryPolicy, Token,
     find_in_hub, is_hub_id, missing_path, resolve_model,
 };
 pub use index::shard_files;
-pub use object::{ObjectKind, PtObject, Value, read_pt_object};
-pub use tensor::Tensor;
+pub use object::{ObjectKind, PickleValue, PtObject, read_pt_object};
+pub use tensor::StoredTensor;
 pub use write::{StoredAs, TensorData, safetensors_bytes, safetensors_header, write_safetensors};
 
 pub(crate) use self::safetensors::LONGEST_HEADER;
-use source::Source;
+use source::ByteSource;
 use torch::{STATE_LIMIT, TorchFile};
 
 /// File names that `Weights::open` looks for in a model's folder, in this order.
@@ -57,7 +57,7 @@ pub(crate) struct StoredEntry {
 /// # Errors
 /// A file that cannot be read or is damaged; a compressed entry.
 pub(crate) fn stored_entry(path: &Path, name: &str) -> Result<Option<StoredEntry>, WeightsError> {
-    let source = Source::open(path)?;
+    let source = ByteSource::open(path)?;
     let place = zip::Zip::open(&source)?.locate(&source, name)?;
     Ok(place.map(|(offset, size)| StoredEntry { offset, size }))
 }
@@ -72,9 +72,9 @@ pub struct Weights {
     path: PathBuf,
     files: Vec<PathBuf>,
     /// The index file of sharded weights; `sha256` includes it.
-    index: Option<Source>,
-    sources: Vec<Source>,
-    tensors: BTreeMap<String, Tensor>,
+    index: Option<ByteSource>,
+    sources: Vec<ByteSource>,
+    tensors: BTreeMap<String, StoredTensor>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -93,7 +93,7 @@ impl Weights {
             let why = "it is JSON; give the model's folder, or its weight file".to_owned();
             return Err(WeightsError::NotWeights { path: file, why });
         } else {
-            Weights::open_sources(vec![Source::open(&file)?], |_, _| true)?
+            Weights::open_sources(vec![ByteSource::open(&file)?], |_, _| true)?
         };
         path.clone_into(&mut weights.path);
         Ok(weights)
@@ -104,7 +104,7 @@ impl Weights {
     /// # Errors
     /// The errors of `open` for a safetensors file.
     pub fn from_bytes(label: &str, bytes: &'static [u8]) -> Result<Weights, WeightsError> {
-        let mut weights = Weights::open_sources(vec![Source::memory(label, bytes)], |_, _| true)?;
+        let mut weights = Weights::open_sources(vec![ByteSource::memory(label, bytes)], |_, _| true)?;
         weights.files.clear();
         Ok(weights)
     }
@@ -115,12 +115,12 @@ impl Weights {
     }
 
     /// Iterates over all tensors, sorted by name.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+    pub fn tensors(&self) -> impl Iterator<Item = &StoredTensor> {
         self.tensors.values()
     }
 
     /// Returns the tensor named `name`, or `None` if the weights have no such tensor.
-    pub fn get(&self, name: &str) -> Option<&Tensor> {
+    pub fn get(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name)
     }
 
@@ -128,7 +128,7 @@ impl Weights {
     ///
     /// # Errors
     /// `MissingTensor`, which lists up to three tensors with a similar name.
-    pub fn tensor(&self, name: &str) -> Result<&Tensor, WeightsError> {
+    pub fn tensor(&self, name: &str) -> Result<&StoredTensor, WeightsError> {
         self.get(name).ok_or_else(|| WeightsError::MissingTensor {
             path: self.path.clone(),
             tensor: name.to_owned(),
@@ -140,16 +140,17 @@ impl Weights {
     ///
     /// # Errors
     /// `MissingTensor`, or `Shape` with the expected and the found shape.
-    pub fn expect(&self, name: &str, shape: &[u64]) -> Result<&Tensor, WeightsError> {
+    pub fn expect(&self, name: &str, shape: &[u64]) -> Result<&StoredTensor, WeightsError> {
         let tensor = self.tensor(name)?;
-        match tensor.shape() == shape {
-            true => Ok(tensor),
-            false => Err(WeightsError::Shape {
+        if tensor.shape() == shape {
+            Ok(tensor)
+        } else {
+            Err(WeightsError::Shape {
                 path: self.path.clone(),
                 tensor: name.to_owned(),
                 expected: shape.to_vec(),
                 found: tensor.shape().to_vec(),
-            }),
+            })
         }
     }
 
@@ -192,7 +193,7 @@ impl Weights {
 
     fn read_raw<const N: usize>(
         &self,
-        tensor: &Tensor,
+        tensor: &StoredTensor,
         elements: Range<u64>,
         out: &mut Vec<u8>,
     ) -> Result<(), WeightsError>
@@ -228,19 +229,23 @@ impl Weights {
 
     fn open_index(path: &Path) -> Result<Weights, WeightsError> {
         let index = index::read_index(path)?;
-        let shards = index.shards.iter().map(|shard| Source::open(shard)).collect::<Result<_, _>>()?;
+        let shards = index.shards.iter().map(|shard| ByteSource::open(shard)).collect::<Result<_, _>>()?;
         let mut weights = Weights::open_sources(shards, |name, shard| index.tensors.get(name) == Some(&shard))?;
         if let Some((name, &shard)) = index.tensors.iter().find(|(name, _)| weights.get(name).is_none()) {
-            let (path, tensor) = (index.shards[shard].clone(), name.clone());
+            let path = index.shards[shard].clone();
+            let tensor = name.clone();
             return Err(WeightsError::MissingTensor { path, tensor, similar: Vec::new() });
         }
         weights.files.insert(0, path.to_owned());
-        weights.index = Some(Source::open(path)?);
+        weights.index = Some(ByteSource::open(path)?);
         Ok(weights)
     }
 
     /// Opens each source in its format and merges the tensors for which `keep(name, file number)` is true.
-    fn open_sources(sources: Vec<Source>, keep: impl Fn(&str, usize) -> bool) -> Result<Weights, WeightsError> {
+    fn open_sources(
+        sources: Vec<ByteSource>,
+        keep: impl Fn(&str, usize) -> bool,
+    ) -> Result<Weights, WeightsError> {
         let path = sources.first().map(|source| source.path().to_owned()).unwrap_or_default();
         let files = sources.iter().map(|source| source.path().to_owned()).collect();
         let mut weights = Weights {
@@ -272,22 +277,31 @@ impl Weights {
         Ok(weights)
     }
 
-    fn check_type(&self, tensor: &Tensor, matches: bool, wanted: &'static str) -> Result<(), WeightsError> {
+    fn check_type(
+        &self,
+        tensor: &StoredTensor,
+        matches: bool,
+        wanted: &'static str,
+    ) -> Result<(), WeightsError> {
         if matches {
             return Ok(());
         }
-        let (path, name) = (self.path.clone(), tensor.name.clone());
+        let path = self.path.clone();
+        let name = tensor.name.clone();
         Err(WeightsError::ElementType { path, tensor: name, wanted, found: tensor.dtype })
     }
 
     /// Up to three names with the same last two dotted components as `name`. Names usually differ in a prefix such
     /// as `model.` that a training framework adds.
     fn similar(&self, name: &str) -> Vec<String> {
-        let tail = |name: &str| name.rsplitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
-        let wanted = tail(name);
-        let alike = self.tensors.keys().filter(|known| tail(known) == wanted);
-        alike.take(3).cloned().collect()
+        let similar = self.tensors.keys().filter(|known| last_components(known).eq(last_components(name)));
+        similar.take(3).cloned().collect()
     }
+}
+
+/// The last two dotted components of a name, the last one first.
+fn last_components(name: &str) -> impl Iterator<Item = &str> {
+    name.rsplitn(3, '.').take(2)
 }
 
 fn find_in_folder(folder: &Path) -> Result<PathBuf, WeightsError> {
@@ -295,7 +309,7 @@ fn find_in_folder(folder: &Path) -> Result<PathBuf, WeightsError> {
     found.ok_or_else(|| WeightsError::NoWeights { folder: folder.to_owned(), looked_for: &FOLDER_FILES })
 }
 
-fn sha256_of(source: &Source) -> Result<(String, String), WeightsError> {
+fn sha256_of(source: &ByteSource) -> Result<(String, String), WeightsError> {
     let mut hash = Sha256::new();
     let mut buffer = [0; HASH_BUFFER];
     let mut at = 0;

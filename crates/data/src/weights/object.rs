@@ -1,13 +1,13 @@
 //! Reader of arbitrary objects written by `torch.save` (lists, dicts, numbers, tensors), for result files that do not
-//! hold weights. Invariant: nothing is executed. A [`Value`] is an index into a table of nodes, so shared objects take
+//! hold weights. Invariant: nothing is executed. A [`PickleValue`] is an index into a table of nodes, so shared objects take
 //! no additional memory; objects may be cyclic, so a caller that traverses them must bound the depth.
 
 use std::path::Path;
 
-use super::pickle::{Node, NodeId};
-use super::source::Source;
+use super::pickle::{NodeId, PickleNode};
+use super::source::ByteSource;
 use super::torch::{OBJECT_LIMIT, TorchFile};
-use super::{Tensor, WeightsError, dtype};
+use super::{StoredTensor, WeightsError, dtype};
 
 /// The object stored in a torch zip file.
 #[derive(Debug)]
@@ -17,12 +17,12 @@ pub struct PtObject {
 
 /// A reference to one value inside a `PtObject`.
 #[derive(Debug, Clone, Copy)]
-pub struct Value<'a> {
+pub struct PickleValue<'a> {
     object: &'a PtObject,
     id: NodeId,
 }
 
-/// The type of a `Value`, with the value itself for scalars, text and bytes.
+/// The type of a `PickleValue`, with the value itself for scalars, text and bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ObjectKind<'a> {
     /// `None`.
@@ -60,23 +60,23 @@ pub enum ObjectKind<'a> {
 /// Opens a torch zip file as a generic object. Returns the errors that `Weights::open` returns for torch files; the
 /// pickle may have up to `OBJECT_LIMIT` bytes.
 pub fn read_pt_object(path: &Path) -> Result<PtObject, WeightsError> {
-    let file = TorchFile::open(Source::open(path)?, OBJECT_LIMIT)?;
+    let file = TorchFile::open(ByteSource::open(path)?, OBJECT_LIMIT)?;
     Ok(PtObject { file })
 }
 
 impl PtObject {
     /// The outermost object.
-    pub fn root(&self) -> Value<'_> {
-        Value { object: self, id: self.file.pickle.root() }
+    pub fn root(&self) -> PickleValue<'_> {
+        PickleValue { object: self, id: self.file.pickle.root() }
     }
 
     /// Returns name, type, shape and location of the tensor `value`; an error if `value` is not a tensor.
-    pub fn tensor(&self, value: Value<'_>) -> Result<Tensor, WeightsError> {
+    pub fn tensor(&self, value: PickleValue<'_>) -> Result<StoredTensor, WeightsError> {
         self.file.tensor("value".to_owned(), value.id, 0)
     }
 
     /// Reads all elements of a floating-point tensor in C order, converted to f32. An error for other types.
-    pub fn read_f32(&self, value: Value<'_>) -> Result<Vec<f32>, WeightsError> {
+    pub fn read_f32(&self, value: PickleValue<'_>) -> Result<Vec<f32>, WeightsError> {
         let tensor = self.tensor(value)?;
         if !tensor.dtype().is_float() {
             let path = self.file.source.path().to_owned();
@@ -95,56 +95,59 @@ impl PtObject {
     }
 }
 
-impl<'a> Value<'a> {
+impl<'a> PickleValue<'a> {
     /// The type of the value.
     pub fn kind(self) -> ObjectKind<'a> {
-        let name = |id| self.object.file.pickle.global_name(id).unwrap_or_default();
         match self.node() {
-            Node::None => ObjectKind::None,
-            Node::Bool(value) => ObjectKind::Bool(*value),
-            Node::Int(value) => ObjectKind::Int(*value),
-            Node::BigInt => ObjectKind::BigInt,
-            Node::Float(value) => ObjectKind::Float(*value),
-            Node::Str(text) => ObjectKind::Str(text),
-            Node::Bytes(bytes) => ObjectKind::Bytes(bytes),
-            Node::List(items) => ObjectKind::List(items.len()),
-            Node::Tuple(items) => ObjectKind::Tuple(items.len()),
-            Node::Set(items) => ObjectKind::Set(items.len()),
-            Node::Dict(entries) => ObjectKind::Dict(entries.len()),
-            Node::Tensor { .. } => ObjectKind::Tensor,
-            Node::Storage { .. } => ObjectKind::Storage,
-            Node::Object { class, .. } => ObjectKind::Object(name(*class)),
-            Node::Global { .. } => ObjectKind::Global(name(self.id)),
+            PickleNode::None => ObjectKind::None,
+            PickleNode::Bool(value) => ObjectKind::Bool(*value),
+            PickleNode::Int(value) => ObjectKind::Int(*value),
+            PickleNode::BigInt => ObjectKind::BigInt,
+            PickleNode::Float(value) => ObjectKind::Float(*value),
+            PickleNode::Str(text) => ObjectKind::Str(text),
+            PickleNode::Bytes(bytes) => ObjectKind::Bytes(bytes),
+            PickleNode::List(items) => ObjectKind::List(items.len()),
+            PickleNode::Tuple(items) => ObjectKind::Tuple(items.len()),
+            PickleNode::Set(items) => ObjectKind::Set(items.len()),
+            PickleNode::Dict(entries) => ObjectKind::Dict(entries.len()),
+            PickleNode::Tensor { .. } => ObjectKind::Tensor,
+            PickleNode::Storage { .. } => ObjectKind::Storage,
+            PickleNode::Object { class, .. } => {
+                ObjectKind::Object(self.object.file.pickle.global_name(*class).unwrap_or_default())
+            }
+            PickleNode::Global { .. } => {
+                ObjectKind::Global(self.object.file.pickle.global_name(self.id).unwrap_or_default())
+            }
         }
     }
 
     /// Returns the value of the string key `key`; `None` if this is not a dict or has no such key.
-    pub fn get(self, key: &str) -> Option<Value<'a>> {
+    pub fn get(self, key: &str) -> Option<PickleValue<'a>> {
         self.object.file.pickle.get(self.id, key).map(|id| self.at(id))
     }
 
     /// Returns an attribute of an instance, looked up in the instance's pickled state; `None` if this is not an
     /// instance or has no such attribute.
-    pub fn attribute(self, name: &str) -> Option<Value<'a>> {
+    pub fn attribute(self, name: &str) -> Option<PickleValue<'a>> {
         match self.node() {
-            Node::Object { state: Some(state), .. } => self.at(*state).get(name),
+            PickleNode::Object { state: Some(state), .. } => self.at(*state).get(name),
             _ => None,
         }
     }
 
     /// Iterates over the items of a list, tuple or set; empty for all other types.
-    pub fn items(self) -> impl ExactSizeIterator<Item = Value<'a>> {
+    pub fn items(self) -> impl ExactSizeIterator<Item = PickleValue<'a>> {
         let items = match self.node() {
-            Node::List(items) | Node::Tuple(items) | Node::Set(items) => &items[..],
+            PickleNode::List(items) | PickleNode::Tuple(items) | PickleNode::Set(items) => &items[..],
             _ => &[],
         };
         items.iter().map(move |&id| self.at(id))
     }
 
     /// Iterates over the keys and values of a dict in the order of the file; empty for all other types.
-    pub fn entries(self) -> impl ExactSizeIterator<Item = (Value<'a>, Value<'a>)> {
+    pub fn entries(self) -> impl ExactSizeIterator<Item = (PickleValue<'a>, PickleValue<'a>)> {
         let entries = match self.node() {
-            Node::Dict(entries) => &entries[..],
+            PickleNode::Dict(entries) => &entries[..],
             _ => &[],
         };
         entries.iter().map(move |&(key, value)| (self.at(key), self.at(value)))
@@ -158,7 +161,7 @@ impl<'a> Value<'a> {
     /// Returns an integer of at most 64 bits; `None` for other types.
     pub fn as_i64(self) -> Option<i64> {
         match self.node() {
-            Node::Int(value) => Some(*value),
+            PickleNode::Int(value) => Some(*value),
             _ => None,
         }
     }
@@ -166,16 +169,16 @@ impl<'a> Value<'a> {
     /// Returns a float; `None` for other types, including integers.
     pub fn as_f64(self) -> Option<f64> {
         match self.node() {
-            Node::Float(value) => Some(*value),
+            PickleNode::Float(value) => Some(*value),
             _ => None,
         }
     }
 
-    fn node(self) -> &'a Node {
+    fn node(self) -> &'a PickleNode {
         self.object.file.pickle.node(self.id)
     }
 
-    fn at(self, id: NodeId) -> Value<'a> {
-        Value { object: self.object, id }
+    fn at(self, id: NodeId) -> PickleValue<'a> {
+        PickleValue { object: self.object, id }
     }
 }

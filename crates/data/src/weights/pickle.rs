@@ -1,17 +1,17 @@
 //! A parsed pickle of weights, as a table of inert nodes. Invariant: a node is plain data and never an instance of a
 //! Python class; containers hold node ids, so that shared and cyclic objects need no copies.
 
-use super::DType;
+use super::FileDType;
 use super::globals::Global;
 use super::unpickle;
 
-/// Index of a node in its `Pickle`.
+/// Index of a node in its `ParsedPickle`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NodeId(pub(super) u32);
 
 /// An object of the pickle.
 #[derive(Debug)]
-pub(super) enum Node {
+pub(super) enum PickleNode {
     None,
     Bool(bool),
     Int(i64),
@@ -33,7 +33,7 @@ pub(super) enum Node {
     /// PyTorch's persistent id of a storage: its key in the file, element type and number of elements.
     Storage {
         key: NodeId,
-        dtype: DType,
+        dtype: FileDType,
         elements: u64,
     },
     /// A tensor, which is a view of a storage. `offset` is in elements; `shape` and `stride` are tuples.
@@ -63,23 +63,23 @@ pub(super) enum PickleError {
 
 /// A parsed pickle.
 #[derive(Debug)]
-pub(super) struct Pickle {
-    nodes: Vec<Node>,
+pub(super) struct ParsedPickle {
+    nodes: Vec<PickleNode>,
     root: NodeId,
 }
 
-impl Pickle {
+impl ParsedPickle {
     /// Interprets `bytes` up to STOP.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Pickle, PickleError> {
+    pub(super) fn parse(bytes: &[u8]) -> Result<ParsedPickle, PickleError> {
         let (nodes, root) = unpickle::run(bytes)?;
-        Ok(Pickle { nodes, root })
+        Ok(ParsedPickle { nodes, root })
     }
 
     pub(super) fn root(&self) -> NodeId {
         self.root
     }
 
-    pub(super) fn node(&self, id: NodeId) -> &Node {
+    pub(super) fn node(&self, id: NodeId) -> &PickleNode {
         &self.nodes[id.0 as usize]
     }
 
@@ -89,14 +89,14 @@ impl Pickle {
 
     /// Returns the value of a string key in a dict; the last value if the key occurs several times, as in Python.
     pub(super) fn get(&self, dict: NodeId, key: &str) -> Option<NodeId> {
-        let Node::Dict(entries) = self.node(dict) else { return None };
+        let PickleNode::Dict(entries) = self.node(dict) else { return None };
         let found = entries.iter().rev().find(|(k, _)| self.str(*k) == Some(key));
         found.map(|&(_, value)| value)
     }
 
     pub(super) fn str(&self, id: NodeId) -> Option<&str> {
         match self.node(id) {
-            Node::Str(text) => Some(text),
+            PickleNode::Str(text) => Some(text),
             _ => None,
         }
     }
@@ -104,7 +104,9 @@ impl Pickle {
     /// Returns `module.name` of a global.
     pub(super) fn global_name(&self, id: NodeId) -> Option<String> {
         match self.node(id) {
-            Node::Global { module, name, .. } => Some(format!("{}.{}", self.str(*module)?, self.str(*name)?)),
+            PickleNode::Global { module, name, .. } => {
+                Some(format!("{}.{}", self.str(*module)?, self.str(*name)?))
+            }
             _ => None,
         }
     }

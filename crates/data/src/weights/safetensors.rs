@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 
 use ::safetensors::tensor::{Dtype, Metadata};
 
-use super::source::Source;
-use super::tensor::{Layout, MAX_DIMENSIONS, Tensor};
-use super::{DType, WeightsError};
+use super::source::ByteSource;
+use super::tensor::{MAX_DIMENSIONS, StoredTensor, TensorLayout};
+use super::{FileDType, WeightsError};
 
 /// Maximum size of a header in bytes: that of the format's reference implementation. Files of embeddings reach it with
 /// the names of about a million sequences. The header must be in the file, so that the memory of the parser is a few
@@ -19,18 +19,18 @@ const LENGTH_BYTES: u64 = 8;
 
 /// A parsed header.
 pub(super) struct Header {
-    pub(super) tensors: Vec<Tensor>,
+    pub(super) tensors: Vec<StoredTensor>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
 /// Whether a file begins like safetensors: with a header length below the file's length, followed by `{`.
-pub(super) fn looks_like(source: &Source) -> bool {
+pub(super) fn looks_like(source: &ByteSource) -> bool {
     let mut head = [0; 9];
     source.read_at(0, &mut head).is_ok() && header_len(&head) <= source.len() && head[8] == b'{'
 }
 
 /// Reads and checks the header of a file; `file` is its number among the opened weight files.
-pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, WeightsError> {
+pub(super) fn read_header(source: &ByteSource, file: usize) -> Result<Header, WeightsError> {
     let mut head = [0; LENGTH_BYTES as usize];
     source.read_at(0, &mut head)?;
     let len = header_len(&head);
@@ -57,7 +57,7 @@ pub(super) fn read_header(source: &Source, file: usize) -> Result<Header, Weight
         }
         let shape = info.shape.iter().map(|&size| size as u64).collect();
         let offset = start + info.data_offsets.0 as u64;
-        tensors.push(Tensor { name, dtype, shape, layout: Layout::Contiguous, file, offset });
+        tensors.push(StoredTensor { name, dtype, shape, layout: TensorLayout::Contiguous, file, offset });
     }
     let metadata =
         parsed.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -68,18 +68,18 @@ fn header_len(head: &[u8]) -> u64 {
     head.first_chunk().map_or(u64::MAX, |len| u64::from_le_bytes(*len))
 }
 
-fn dtype(stored: Dtype) -> Option<DType> {
+fn dtype(stored: Dtype) -> Option<FileDType> {
     Some(match stored {
-        Dtype::F64 => DType::F64,
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::I64 => DType::I64,
-        Dtype::I32 => DType::I32,
-        Dtype::I16 => DType::I16,
-        Dtype::I8 => DType::I8,
-        Dtype::U8 => DType::U8,
-        Dtype::BOOL => DType::Bool,
+        Dtype::F64 => FileDType::F64,
+        Dtype::F32 => FileDType::F32,
+        Dtype::F16 => FileDType::F16,
+        Dtype::BF16 => FileDType::BF16,
+        Dtype::I64 => FileDType::I64,
+        Dtype::I32 => FileDType::I32,
+        Dtype::I16 => FileDType::I16,
+        Dtype::I8 => FileDType::I8,
+        Dtype::U8 => FileDType::U8,
+        Dtype::BOOL => FileDType::Bool,
         _ => return None,
     })
 }

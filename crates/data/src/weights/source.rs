@@ -12,43 +12,41 @@ use crate::foreign;
 
 /// A readable sequence of bytes of known length.
 #[derive(Debug)]
-pub(super) struct Source {
+pub(super) struct ByteSource {
     path: PathBuf,
     len: u64,
-    bytes: Bytes,
+    bytes: SourceBytes,
 }
 
 #[derive(Debug)]
-enum Bytes {
+enum SourceBytes {
     File(File),
     Memory(&'static [u8]),
 }
 
-impl Source {
+impl ByteSource {
     /// Opens a regular file. Other types are refused before `open`, because opening a pipe would block.
-    pub(super) fn open(path: &Path) -> Result<Source, WeightsError> {
-        let failed = |source| WeightsError::Io { path: path.to_owned(), action: "read", source };
-        let metadata = fs::metadata(path).map_err(failed)?;
+    pub(super) fn open(path: &Path) -> Result<ByteSource, WeightsError> {
+        let metadata = fs::metadata(path).map_err(unreadable(path))?;
         if !metadata.is_file() {
             let why = "it is not a regular file; give a file or a model's folder".to_owned();
             return Err(WeightsError::NotWeights { path: path.to_owned(), why });
         }
-        let file = File::open(path).map_err(failed)?;
-        let source = Source { path: path.to_owned(), len: metadata.len(), bytes: Bytes::File(file) };
+        let file = File::open(path).map_err(unreadable(path))?;
+        let source = ByteSource { path: path.to_owned(), len: metadata.len(), bytes: SourceBytes::File(file) };
         let mut start = [0; 48];
         let known = &mut start[..metadata.len().min(48) as usize];
         source.read_at(0, known)?;
-        match foreign::is_lfs_pointer(known) {
-            true => {
-                Err(WeightsError::NotWeights { path: path.to_owned(), why: foreign::LFS_POINTER.to_owned() })
-            }
-            false => Ok(source),
+        if foreign::is_lfs_pointer(known) {
+            Err(WeightsError::NotWeights { path: path.to_owned(), why: foreign::LFS_POINTER.to_owned() })
+        } else {
+            Ok(source)
         }
     }
 
     /// A source over bytes in memory; messages show `label` in place of a path.
-    pub(super) fn memory(label: &str, bytes: &'static [u8]) -> Source {
-        Source { path: PathBuf::from(label), len: bytes.len() as u64, bytes: Bytes::Memory(bytes) }
+    pub(super) fn memory(label: &str, bytes: &'static [u8]) -> ByteSource {
+        ByteSource { path: PathBuf::from(label), len: bytes.len() as u64, bytes: SourceBytes::Memory(bytes) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -62,16 +60,17 @@ impl Source {
     /// Fills `out` with the bytes from `offset` on; `Truncated` if the file ends before `out` is full.
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), WeightsError> {
         let expected = offset.saturating_add(out.len() as u64);
-        let truncated = || WeightsError::Truncated { path: self.path.clone(), expected, found: self.len };
         if expected > self.len {
-            return Err(truncated());
+            return Err(self.truncated(expected));
         }
         match &self.bytes {
-            Bytes::Memory(bytes) => out.copy_from_slice(&bytes[offset as usize..expected as usize]),
-            Bytes::File(file) => file.read_exact_at(out, offset).map_err(|source| match source.kind() {
-                io::ErrorKind::UnexpectedEof => truncated(),
-                _ => WeightsError::Io { path: self.path.clone(), action: "read", source },
-            })?,
+            SourceBytes::Memory(bytes) => out.copy_from_slice(&bytes[offset as usize..expected as usize]),
+            SourceBytes::File(file) => {
+                file.read_exact_at(out, offset).map_err(|source| match source.kind() {
+                    io::ErrorKind::UnexpectedEof => self.truncated(expected),
+                    _ => WeightsError::Io { path: self.path.clone(), action: "read", source },
+                })?
+            }
         }
         Ok(())
     }
@@ -91,15 +90,25 @@ impl Source {
         }
         let expected = offset.saturating_add(len);
         if expected > self.len {
-            return Err(WeightsError::Truncated { path: self.path.clone(), expected, found: self.len });
+            return Err(self.truncated(expected));
         }
         let mut bytes = vec![0; len as usize];
         self.read_at(offset, &mut bytes)?;
         Ok(bytes)
     }
 
+    /// A `Truncated` error for this source, which should have at least `expected` bytes.
+    fn truncated(&self, expected: u64) -> WeightsError {
+        WeightsError::Truncated { path: self.path.clone(), expected, found: self.len }
+    }
+
     /// A `Malformed` error for this source.
     pub(super) fn malformed(&self, why: impl Into<String>) -> WeightsError {
         WeightsError::Malformed { path: self.path.clone(), why: why.into() }
     }
+}
+
+/// Returns a function that makes an error of reading the file at `path` from its cause.
+fn unreadable(path: &Path) -> impl Fn(io::Error) -> WeightsError {
+    move |source| WeightsError::Io { path: path.to_owned(), action: "read", source }
 }

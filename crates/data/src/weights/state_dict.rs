@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::pickle::{Node, NodeId, Pickle};
+use super::pickle::{NodeId, ParsedPickle, PickleNode};
 use crate::printable::Name;
 
 /// Keys under which training code wraps a state dict (`model` in fair-esm's files).
@@ -16,14 +16,14 @@ const MAX_NAME: usize = 512;
 
 /// Returns the tensors of a state dict, of a dict that contains a state dict under one of [`WRAPPERS`], or of a
 /// pickled module, by dotted name. The error text says what the file holds instead.
-pub(super) fn named_tensors(pickle: &Pickle) -> Result<BTreeMap<String, NodeId>, String> {
+pub(super) fn named_tensors(pickle: &ParsedPickle) -> Result<BTreeMap<String, NodeId>, String> {
     let mut found = Walk { pickle, visits: 4 * pickle.len() + 1024, tensors: BTreeMap::new() };
     found.state(pickle.root(), 0)?;
     Ok(found.tensors)
 }
 
 struct Walk<'a> {
-    pickle: &'a Pickle,
+    pickle: &'a ParsedPickle,
     /// Remaining visits. A shared module or tied tensor is visited once for each of its names, so the budget is a
     /// multiple of the number of nodes; it ends cyclic and exponentially shared structures with an error.
     visits: usize,
@@ -33,11 +33,11 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn state(&mut self, root: NodeId, depth: usize) -> Result<(), String> {
         match self.pickle.node(root) {
-            Node::Object { .. } => self.module(root, "", 0),
-            Node::Dict(entries) if entries.iter().any(|&(_, value)| self.is_tensor(value)) => {
+            PickleNode::Object { .. } => self.module(root, "", 0),
+            PickleNode::Dict(entries) if entries.iter().any(|&(_, value)| self.is_tensor(value)) => {
                 self.table(root, "")
             }
-            Node::Dict(entries) if depth < WRAPPERS.len() => {
+            PickleNode::Dict(entries) if depth < WRAPPERS.len() => {
                 let wrapped: Vec<NodeId> =
                     WRAPPERS.iter().filter_map(|key| self.pickle.get(root, key)).collect();
                 match wrapped[..] {
@@ -61,7 +61,7 @@ impl Walk<'_> {
         if depth > MAX_DEPTH {
             return Err(format!("its modules are nested deeper than {MAX_DEPTH}"));
         }
-        let Node::Object { class, state } = *self.pickle.node(module) else {
+        let PickleNode::Object { class, state } = *self.pickle.node(module) else {
             return Err(format!("its module `{}` is none", Name(prefix)));
         };
         let state = state.filter(|&state| self.pickle.get(state, "_parameters").is_some());
@@ -72,8 +72,8 @@ impl Walk<'_> {
                 Name(&class)
             ));
         };
-        // `Pickle::get` is a linear search over the state, so the look-ups below are charged to the budget.
-        if let Node::Dict(entries) = self.pickle.node(state) {
+        // `ParsedPickle::get` is a linear search over the state, so the look-ups below are charged to the budget.
+        if let PickleNode::Dict(entries) = self.pickle.node(state) {
             self.visit(entries.len())?;
         }
         for group in ["_parameters", "_buffers"] {
@@ -82,10 +82,10 @@ impl Walk<'_> {
             }
         }
         let children = self.pickle.get(state, "_modules").map(|id| self.pickle.node(id));
-        let Some(Node::Dict(children)) = children else { return Ok(()) };
+        let Some(PickleNode::Dict(children)) = children else { return Ok(()) };
         for &(key, child) in children {
             self.visit(1)?;
-            if matches!(self.pickle.node(child), Node::None) {
+            if matches!(self.pickle.node(child), PickleNode::None) {
                 continue;
             }
             let name = self.dotted(prefix, key)?;
@@ -96,7 +96,7 @@ impl Walk<'_> {
 
     /// Collects the values of the dict `table` that are tensors, named `prefix.key`.
     fn table(&mut self, table: NodeId, prefix: &str) -> Result<(), String> {
-        let Node::Dict(entries) = self.pickle.node(table) else { return Ok(()) };
+        let PickleNode::Dict(entries) = self.pickle.node(table) else { return Ok(()) };
         for &(key, value) in entries {
             self.visit(1)?;
             if self.is_tensor(value) {
@@ -108,7 +108,7 @@ impl Walk<'_> {
     }
 
     fn is_tensor(&self, id: NodeId) -> bool {
-        matches!(self.pickle.node(id), Node::Tensor { .. })
+        matches!(self.pickle.node(id), PickleNode::Tensor { .. })
     }
 
     fn dotted(&self, prefix: &str, key: NodeId) -> Result<String, String> {

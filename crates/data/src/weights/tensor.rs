@@ -1,11 +1,11 @@
-//! A tensor in a weight file: its name, type, shape and location, and reading its elements. Invariant: a `Tensor` is
+//! A tensor in a weight file: its name, type, shape and location, and reading its elements. Invariant: a `StoredTensor` is
 //! created only after its bytes were checked to lie inside its file, and a read uses buffers of fixed size on the
 //! stack.
 
 use std::ops::Range;
 
-use super::source::Source;
-use super::{DType, WeightsError};
+use super::source::ByteSource;
+use super::{FileDType, WeightsError};
 
 /// Size in bytes of the read buffer on the stack; a multiple of every element size.
 const BUFFER: usize = 32 * 1024;
@@ -15,11 +15,11 @@ pub(super) const MAX_DIMENSIONS: usize = 16;
 
 /// Name, type, shape and location of a tensor. The values stay in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tensor {
+pub struct StoredTensor {
     pub(super) name: String,
-    pub(super) dtype: DType,
+    pub(super) dtype: FileDType,
     pub(super) shape: Vec<u64>,
-    pub(super) layout: Layout,
+    pub(super) layout: TensorLayout,
     pub(super) file: usize,
     pub(super) offset: u64,
 }
@@ -27,7 +27,7 @@ pub struct Tensor {
 /// Maps a tensor's indices to positions in the file; positions and strides are in elements, relative to the tensor's
 /// first element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Layout {
+pub(super) enum TensorLayout {
     /// C order: element `e` is at position `e`.
     Contiguous,
     /// Shape (R, C), element (i, j) is at `i * stride + j`: a slice of the columns of a wider matrix.
@@ -36,14 +36,14 @@ pub(super) enum Layout {
     Columns { columns: u64, stride: u64 },
 }
 
-impl Tensor {
+impl StoredTensor {
     /// The tensor's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The element type in the file.
-    pub fn dtype(&self) -> DType {
+    pub fn dtype(&self) -> FileDType {
         self.dtype
     }
 
@@ -78,7 +78,7 @@ impl Tensor {
     /// `Range` if not.
     pub(super) fn check_range(
         &self,
-        source: &Source,
+        source: &ByteSource,
         elements: &Range<u64>,
         buffer: u64,
     ) -> Result<(), WeightsError> {
@@ -99,33 +99,33 @@ impl Tensor {
     /// have the length of the range or the range exceeds the tensor.
     pub(super) fn read<T: Copy + Default>(
         &self,
-        source: &Source,
+        source: &ByteSource,
         elements: Range<u64>,
         out: &mut [T],
-        convert: fn(DType, &[u8], &mut [T]),
+        convert: fn(FileDType, &[u8], &mut [T]),
     ) -> Result<(), WeightsError> {
         self.check_range(source, &elements, out.len() as u64)?;
         if out.is_empty() {
             return Ok(());
         }
-        let reader = Reader { source, dtype: self.dtype, offset: self.offset, convert };
+        let reader = ElementReader { source, dtype: self.dtype, offset: self.offset, convert };
         match self.layout {
-            Layout::Contiguous => reader.run(elements.start, out),
-            Layout::Rows { columns, stride } => reader.rows(elements.start, columns, stride, out),
-            Layout::Columns { columns, stride } => reader.columns(elements, columns, stride, out),
+            TensorLayout::Contiguous => reader.run(elements.start, out),
+            TensorLayout::Rows { columns, stride } => reader.rows(elements.start, columns, stride, out),
+            TensorLayout::Columns { columns, stride } => reader.columns(elements, columns, stride, out),
         }
     }
 }
 
 /// Reads and converts the elements of one tensor.
-struct Reader<'a, T> {
-    source: &'a Source,
-    dtype: DType,
+struct ElementReader<'a, T> {
+    source: &'a ByteSource,
+    dtype: FileDType,
     offset: u64,
-    convert: fn(DType, &[u8], &mut [T]),
+    convert: fn(FileDType, &[u8], &mut [T]),
 }
 
-impl<T: Copy + Default> Reader<'_, T> {
+impl<T: Copy + Default> ElementReader<'_, T> {
     /// Reads elements at consecutive positions in the file, from position `first` on.
     fn run(&self, first: u64, out: &mut [T]) -> Result<(), WeightsError> {
         let mut buffer = [0u8; BUFFER];
@@ -142,9 +142,11 @@ impl<T: Copy + Default> Reader<'_, T> {
 
     /// Reads from C-order index `first` on a matrix whose stored rows are `stride` elements apart, row by row.
     fn rows(&self, first: u64, columns: u64, stride: u64, out: &mut [T]) -> Result<(), WeightsError> {
-        let (mut element, mut rest) = (first, out);
+        let mut element = first;
+        let mut rest = out;
         while !rest.is_empty() {
-            let (row, column) = (element / columns, element % columns);
+            let row = element / columns;
+            let column = element % columns;
             let count = (columns - column).min(rest.len() as u64);
             let (part, tail) = rest.split_at_mut(count as usize);
             self.run(row * stride + column, part)?;

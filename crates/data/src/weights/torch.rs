@@ -4,11 +4,11 @@
 //! `_save` and
 //! `_load`.
 
-use super::pickle::{Node, NodeId, Pickle, PickleError};
-use super::source::Source;
-use super::tensor::{Layout, MAX_DIMENSIONS, Tensor};
+use super::pickle::{NodeId, ParsedPickle, PickleError, PickleNode};
+use super::source::ByteSource;
+use super::tensor::{MAX_DIMENSIONS, StoredTensor, TensorLayout};
 use super::zip::{self, Zip};
-use super::{DType, WeightsError};
+use super::{FileDType, WeightsError};
 use crate::printable::Name;
 
 /// Maximum size of a pickle of weights in bytes: 28 000 tensors at about 150 bytes each.
@@ -21,8 +21,8 @@ const LEGACY_MAGIC: [u8; 14] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9,
 /// An opened torch zip file.
 #[derive(Debug)]
 pub(super) struct TorchFile {
-    pub(super) source: Source,
-    pub(super) pickle: Pickle,
+    pub(super) source: ByteSource,
+    pub(super) pickle: ParsedPickle,
     zip: Zip,
     /// Folder inside the zip that contains all entries.
     root: String,
@@ -31,7 +31,7 @@ pub(super) struct TorchFile {
 impl TorchFile {
     /// Reads the zip directory and the pickle. Errors if the file is not a PyTorch zip file, if it is TorchScript or
     /// big-endian, or if the pickle has more than `limit` bytes.
-    pub(super) fn open(source: Source, limit: u64) -> Result<TorchFile, WeightsError> {
+    pub(super) fn open(source: ByteSource, limit: u64) -> Result<TorchFile, WeightsError> {
         let mut magic = [0; 4];
         if source.len() < 4 || source.read_at(0, &mut magic).is_err() || magic != zip::MAGIC {
             return Err(explain_foreign(&source));
@@ -50,7 +50,7 @@ impl TorchFile {
             return Err(WeightsError::NotWeights { path: source.path().to_owned(), why });
         }
         let pickle = read_entry(&source, &zip, &format!("{root}/data.pkl"), limit)?.unwrap_or_default();
-        let pickle = Pickle::parse(&pickle).map_err(|e| at_file(e, &source))?;
+        let pickle = ParsedPickle::parse(&pickle).map_err(|e| at_file(e, &source))?;
         if let Some(order) = read_entry(&source, &zip, &format!("{root}/byteorder"), 16)?
             && order != b"little"
         {
@@ -61,28 +61,29 @@ impl TorchFile {
     }
 
     /// Returns the named tensors of the state dict or module in the file; `file` is the file number that they get.
-    pub(super) fn tensors(&self, file: usize) -> Result<Vec<Tensor>, WeightsError> {
+    pub(super) fn tensors(&self, file: usize) -> Result<Vec<StoredTensor>, WeightsError> {
         let named = super::state_dict::named_tensors(&self.pickle)
             .map_err(|why| WeightsError::NotWeights { path: self.source.path().to_owned(), why })?;
         named.into_iter().map(|(name, node)| self.tensor(name, node, file)).collect()
     }
 
     /// Checks a tensor node against its storage and returns the tensor with its byte offset in the file.
-    pub(super) fn tensor(&self, name: String, node: NodeId, file: usize) -> Result<Tensor, WeightsError> {
+    pub(super) fn tensor(&self, name: String, node: NodeId, file: usize) -> Result<StoredTensor, WeightsError> {
         let unsupported = |why: &str| WeightsError::Unsupported {
             path: self.source.path().to_owned(),
             tensor: name.clone(),
             why: why.to_owned(),
         };
-        let Node::Tensor { storage, offset, shape, stride } = *self.pickle.node(node) else {
+        let PickleNode::Tensor { storage, offset, shape, stride } = *self.pickle.node(node) else {
             return Err(unsupported("it is not a tensor"));
         };
-        let Node::Storage { key, dtype, elements } = *self.pickle.node(storage) else {
+        let PickleNode::Storage { key, dtype, elements } = *self.pickle.node(storage) else {
             return Err(unsupported("it has no storage"));
         };
-        let bad_shape = || unsupported("its shape or strides are not plain sizes");
-        let shape = self.sizes(shape).ok_or_else(bad_shape)?;
-        let stride = self.sizes(stride).filter(|stride| stride.len() == shape.len()).ok_or_else(bad_shape)?;
+        let bad_shape = "its shape or strides are not plain sizes";
+        let shape = self.sizes(shape).ok_or_else(|| unsupported(bad_shape))?;
+        let stride = self.sizes(stride).filter(|stride| stride.len() == shape.len());
+        let stride = stride.ok_or_else(|| unsupported(bad_shape))?;
         let last = extent(&shape, &stride).and_then(|extent| extent.checked_add(offset));
         if last.is_none_or(|last| last > elements) {
             return Err(unsupported("it reaches past the end of its storage, so the file is damaged"));
@@ -93,7 +94,7 @@ impl TorchFile {
             ))
         })?;
         let start = self.storage_start(key, dtype, elements, &name)?;
-        Ok(Tensor { name, dtype, shape, layout, file, offset: start + offset * dtype.size() })
+        Ok(StoredTensor { name, dtype, shape, layout, file, offset: start + offset * dtype.size() })
     }
 
     /// Returns the offset of a storage's bytes in the file; errors if the storage is missing or has another length than
@@ -101,49 +102,47 @@ impl TorchFile {
     fn storage_start(
         &self,
         key: NodeId,
-        dtype: DType,
+        dtype: FileDType,
         elements: u64,
         tensor: &str,
     ) -> Result<u64, WeightsError> {
         let key = self.pickle.str(key).unwrap_or_default();
-        let missing = || {
-            self.source.malformed(format!(
-                "the storage `{}` of tensor `{}` is missing",
-                Name(key),
-                Name(tensor)
-            ))
-        };
-        if key.is_empty() || key.len() > 64 {
-            return Err(missing());
-        }
         let entry = format!("{}/data/{key}", self.root);
-        let (start, size) = self.zip.locate(&self.source, &entry)?.ok_or_else(missing)?;
-        match elements.checked_mul(dtype.size()) == Some(size) {
-            true => Ok(start),
-            false => Err(self.source.malformed(format!(
+        let is_name = !key.is_empty() && key.len() <= 64;
+        let found = if is_name { self.zip.locate(&self.source, &entry)? } else { None };
+        let Some((start, size)) = found else {
+            let why = format!("the storage `{}` of tensor `{}` is missing", Name(key), Name(tensor));
+            return Err(self.source.malformed(why));
+        };
+        if elements.checked_mul(dtype.size()) == Some(size) {
+            Ok(start)
+        } else {
+            Err(self.source.malformed(format!(
                 "the storage of tensor `{}` has {size} bytes where {elements} elements of {} are declared",
                 Name(tensor),
                 dtype.name()
-            ))),
+            )))
         }
     }
 
     /// Returns a tuple of non-negative integers; `None` for other nodes and for more than [`MAX_DIMENSIONS`] items.
     fn sizes(&self, tuple: NodeId) -> Option<Vec<u64>> {
-        let Node::Tuple(items) = self.pickle.node(tuple) else { return None };
+        let PickleNode::Tuple(items) = self.pickle.node(tuple) else { return None };
         if items.len() > MAX_DIMENSIONS {
             return None;
         }
-        let size = |&id: &NodeId| match self.pickle.node(id) {
-            Node::Int(size) => u64::try_from(*size).ok(),
-            _ => None,
-        };
-        items.iter().map(size).collect()
+        items
+            .iter()
+            .map(|&id| match self.pickle.node(id) {
+                PickleNode::Int(size) => u64::try_from(*size).ok(),
+                _ => None,
+            })
+            .collect()
     }
 }
 
 /// Returns the error for a file that is not a zip file, with the format if it is recognized.
-fn explain_foreign(source: &Source) -> WeightsError {
+fn explain_foreign(source: &ByteSource) -> WeightsError {
     let head_len = source.len().min(STATE_LIMIT);
     let head = match source.read_vec(0, head_len, STATE_LIMIT, "its beginning") {
         Ok(head) => head,
@@ -153,7 +152,7 @@ fn explain_foreign(source: &Source) -> WeightsError {
         return WeightsError::LegacyTorch { path: source.path().to_owned() };
     }
     // A bare pickle is not a supported file, but if it refers to a refused global, the error names that global.
-    if let Err(error @ PickleError::Global(_)) = Pickle::parse(&head) {
+    if let Err(error @ PickleError::Global(_)) = ParsedPickle::parse(&head) {
         return at_file(error, source);
     }
     let why = if head.is_empty() {
@@ -164,7 +163,7 @@ fn explain_foreign(source: &Source) -> WeightsError {
     WeightsError::NotWeights { path: source.path().to_owned(), why: why.to_owned() }
 }
 
-fn at_file(error: PickleError, source: &Source) -> WeightsError {
+fn at_file(error: PickleError, source: &ByteSource) -> WeightsError {
     let path = source.path().to_owned();
     match error {
         PickleError::Global(global) => WeightsError::RefusedGlobal { path, global },
@@ -175,7 +174,7 @@ fn at_file(error: PickleError, source: &Source) -> WeightsError {
     }
 }
 
-fn read_entry(source: &Source, zip: &Zip, name: &str, limit: u64) -> Result<Option<Vec<u8>>, WeightsError> {
+fn read_entry(source: &ByteSource, zip: &Zip, name: &str, limit: u64) -> Result<Option<Vec<u8>>, WeightsError> {
     let Some((start, size)) = zip.locate(source, name)? else { return Ok(None) };
     source.read_vec(start, size, limit, &format!("`{name}`")).map(Some)
 }
@@ -193,10 +192,10 @@ fn extent(shape: &[u64], stride: &[u64]) -> Option<u64> {
 }
 
 /// Returns the layout of a view that is row-major, or that is two-dimensional with a unit stride; otherwise `None`.
-fn layout(shape: &[u64], stride: &[u64]) -> Option<Layout> {
+fn layout(shape: &[u64], stride: &[u64]) -> Option<TensorLayout> {
     // The strides of an empty tensor are never used.
     if shape.contains(&0) {
-        return Some(Layout::Contiguous);
+        return Some(TensorLayout::Contiguous);
     }
     // The stride of a dimension of size 1 is never used.
     let wide: Vec<(u64, u64)> =
@@ -208,9 +207,9 @@ fn layout(shape: &[u64], stride: &[u64]) -> Option<Layout> {
         fits
     });
     match wide[..] {
-        _ if row_major => Some(Layout::Contiguous),
-        [(_, stride), (columns, 1)] if stride >= columns => Some(Layout::Rows { columns, stride }),
-        [(rows, 1), (columns, stride)] if stride >= rows => Some(Layout::Columns { columns, stride }),
+        _ if row_major => Some(TensorLayout::Contiguous),
+        [(_, stride), (columns, 1)] if stride >= columns => Some(TensorLayout::Rows { columns, stride }),
+        [(rows, 1), (columns, stride)] if stride >= rows => Some(TensorLayout::Columns { columns, stride }),
         _ => None,
     }
 }
@@ -224,15 +223,15 @@ mod tests {
         let check = |shape: &[u64], stride: &[u64], expected| {
             assert_eq!(layout(shape, stride), expected, "{shape:?} {stride:?}")
         };
-        check(&[], &[], Some(Layout::Contiguous));
-        check(&[3, 4], &[4, 1], Some(Layout::Contiguous));
-        check(&[1, 4], &[99, 1], Some(Layout::Contiguous));
-        check(&[3, 4], &[10, 1], Some(Layout::Rows { columns: 4, stride: 10 }));
-        check(&[3, 4], &[1, 3], Some(Layout::Columns { columns: 4, stride: 3 }));
-        check(&[3, 1, 4], &[1, 7, 3], Some(Layout::Columns { columns: 4, stride: 3 }));
+        check(&[], &[], Some(TensorLayout::Contiguous));
+        check(&[3, 4], &[4, 1], Some(TensorLayout::Contiguous));
+        check(&[1, 4], &[99, 1], Some(TensorLayout::Contiguous));
+        check(&[3, 4], &[10, 1], Some(TensorLayout::Rows { columns: 4, stride: 10 }));
+        check(&[3, 4], &[1, 3], Some(TensorLayout::Columns { columns: 4, stride: 3 }));
+        check(&[3, 1, 4], &[1, 7, 3], Some(TensorLayout::Columns { columns: 4, stride: 3 }));
         check(&[3, 4], &[0, 1], None);
         check(&[2, 3, 4], &[1, 2, 6], None);
-        check(&[0, 4], &[7, 7], Some(Layout::Contiguous));
+        check(&[0, 4], &[7, 7], Some(TensorLayout::Contiguous));
     }
 
     #[test]

@@ -5,15 +5,15 @@
 use std::collections::BTreeMap;
 
 use super::globals::{self, Global};
-use super::pickle::{Node, NodeId, PickleError};
+use super::pickle::{NodeId, PickleError, PickleNode};
 
 /// Interprets `bytes` up to STOP and returns all nodes and the id of the root.
-pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), PickleError> {
+pub(super) fn run(bytes: &[u8]) -> Result<(Vec<PickleNode>, NodeId), PickleError> {
     // Node ids have 32 bits, and the number of nodes is at most the number of bytes.
     if u32::try_from(bytes.len()).is_err() {
         return Err(PickleError::Malformed("more than 4 GiB", 0));
     }
-    let mut machine = Machine {
+    let mut machine = PickleMachine {
         bytes,
         at: 0,
         nodes: Vec::new(),
@@ -26,17 +26,17 @@ pub(super) fn run(bytes: &[u8]) -> Result<(Vec<Node>, NodeId), PickleError> {
     Ok((machine.nodes, root))
 }
 
-struct Machine<'a> {
+struct PickleMachine<'a> {
     bytes: &'a [u8],
     at: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<PickleNode>,
     stack: Vec<NodeId>,
     /// Height of the stack at each open MARK, the innermost last.
     marks: Vec<usize>,
     memo: BTreeMap<u32, NodeId>,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> PickleMachine<'a> {
     /// Executes one opcode; true at STOP.
     fn step(&mut self) -> Result<bool, PickleError> {
         let start = self.at;
@@ -77,13 +77,13 @@ impl<'a> Machine<'a> {
 
     fn scalar(&mut self, opcode: u8) -> Result<(), PickleError> {
         let node = match opcode {
-            b'N' => Node::None,
-            0x88 => Node::Bool(true),
-            0x89 => Node::Bool(false),
-            b'J' => Node::Int(i64::from(i32::from_le_bytes(self.take_array()?))),
-            b'K' => Node::Int(i64::from(u8::from_le_bytes(self.take_array()?))),
-            b'M' => Node::Int(i64::from(u16::from_le_bytes(self.take_array()?))),
-            b'G' => Node::Float(f64::from_be_bytes(self.take_array()?)),
+            b'N' => PickleNode::None,
+            0x88 => PickleNode::Bool(true),
+            0x89 => PickleNode::Bool(false),
+            b'J' => PickleNode::Int(i64::from(i32::from_le_bytes(self.take_array()?))),
+            b'K' => PickleNode::Int(i64::from(u8::from_le_bytes(self.take_array()?))),
+            b'M' => PickleNode::Int(i64::from(u16::from_le_bytes(self.take_array()?))),
+            b'G' => PickleNode::Float(f64::from_be_bytes(self.take_array()?)),
             _ => {
                 let len = if opcode == 0x8a { self.length::<1>()? } else { self.length::<4>()? };
                 long(self.take(len)?)
@@ -101,10 +101,10 @@ impl<'a> Machine<'a> {
         };
         let bytes = self.take(len)?;
         let node = match (opcode, std::str::from_utf8(bytes)) {
-            (b'X' | 0x8c | 0x8d | b'U' | b'T', Ok(text)) => Node::Str(text.into()),
+            (b'X' | 0x8c | 0x8d | b'U' | b'T', Ok(text)) => PickleNode::Str(text.into()),
             (b'X' | 0x8c | 0x8d, Err(_)) => return Err(self.wrong("a string that is not UTF-8")),
             // Bytes, and strings of Python 2 that are not UTF-8.
-            _ => Node::Bytes(bytes.into()),
+            _ => PickleNode::Bytes(bytes.into()),
         };
         self.push(node);
         Ok(())
@@ -116,15 +116,15 @@ impl<'a> Machine<'a> {
                 self.marks.push(self.stack.len());
                 return Ok(());
             }
-            b']' => Node::List(Vec::new()),
-            b'}' => Node::Dict(Vec::new()),
-            b')' => Node::Tuple(Vec::new()),
-            0x8f => Node::Set(Vec::new()),
-            b'l' => Node::List(self.pop_mark()?),
-            b't' => Node::Tuple(self.pop_mark()?),
-            0x91 => Node::Set(self.pop_mark()?),
-            b'd' => Node::Dict(self.pop_pairs()?),
-            _ => Node::Tuple(self.pop_many(usize::from(opcode - 0x84))?),
+            b']' => PickleNode::List(Vec::new()),
+            b'}' => PickleNode::Dict(Vec::new()),
+            b')' => PickleNode::Tuple(Vec::new()),
+            0x8f => PickleNode::Set(Vec::new()),
+            b'l' => PickleNode::List(self.pop_mark()?),
+            b't' => PickleNode::Tuple(self.pop_mark()?),
+            0x91 => PickleNode::Set(self.pop_mark()?),
+            b'd' => PickleNode::Dict(self.pop_pairs()?),
+            _ => PickleNode::Tuple(self.pop_many(usize::from(opcode - 0x84))?),
         };
         self.push(node);
         Ok(())
@@ -140,9 +140,9 @@ impl<'a> Machine<'a> {
         };
         let target = self.top()?;
         match (&mut self.nodes[target.0 as usize], opcode) {
-            (Node::List(list), b'a' | b'e') => list.extend(items),
-            (Node::Set(set), 0x90) => set.extend(items),
-            (Node::Dict(dict), b's' | b'u') => dict.extend(pairs),
+            (PickleNode::List(list), b'a' | b'e') => list.extend(items),
+            (PickleNode::Set(set), 0x90) => set.extend(items),
+            (PickleNode::Dict(dict), b's' | b'u') => dict.extend(pairs),
             _ => return Err(self.wrong("items for an object that is not a container of their kind")),
         }
         Ok(())
@@ -180,7 +180,8 @@ impl<'a> Machine<'a> {
     fn global(&mut self) -> Result<(), PickleError> {
         let module = self.line()?;
         let name = self.line()?;
-        let (module, name) = (self.add(Node::Str(module)), self.add(Node::Str(name)));
+        let module = self.add(PickleNode::Str(module));
+        let name = self.add(PickleNode::Str(name));
         self.push_global(module, name)
     }
 
@@ -192,12 +193,13 @@ impl<'a> Machine<'a> {
     }
 
     fn push_global(&mut self, module: NodeId, name: NodeId) -> Result<(), PickleError> {
-        let (Node::Str(module_text), Node::Str(name_text)) = (self.node(module), self.node(name)) else {
+        let (PickleNode::Str(module_text), PickleNode::Str(name_text)) = (self.node(module), self.node(name))
+        else {
             return Err(self.wrong("a global whose name is not a string"));
         };
         let global = globals::lookup(module_text, name_text)
             .ok_or_else(|| PickleError::Global(format!("{module_text}.{name_text}")))?;
-        self.push(Node::Global { global, module, name });
+        self.push(PickleNode::Global { global, module, name });
         Ok(())
     }
 
@@ -206,7 +208,7 @@ impl<'a> Machine<'a> {
     fn persistent_id(&mut self) -> Result<(), PickleError> {
         let id = self.pop()?;
         let storage = match self.node(id) {
-            Node::Tuple(parts) => match parts[..] {
+            PickleNode::Tuple(parts) => match parts[..] {
                 [kind, class, key, _, elements] => self.storage(kind, class, key, elements),
                 _ => None,
             },
@@ -217,15 +219,15 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn storage(&self, kind: NodeId, class: NodeId, key: NodeId, elements: NodeId) -> Option<Node> {
+    fn storage(&self, kind: NodeId, class: NodeId, key: NodeId, elements: NodeId) -> Option<PickleNode> {
         match (self.node(kind), self.node(class), self.node(key), self.node(elements)) {
             (
-                Node::Str(kind),
-                Node::Global { global: Global::Storage(dtype), .. },
-                Node::Str(_),
-                Node::Int(elements),
+                PickleNode::Str(kind),
+                PickleNode::Global { global: Global::Storage(dtype), .. },
+                PickleNode::Str(_),
+                PickleNode::Int(elements),
             ) if **kind == *"storage" => {
-                Some(Node::Storage { key, dtype: *dtype, elements: u64::try_from(*elements).ok()? })
+                Some(PickleNode::Storage { key, dtype: *dtype, elements: u64::try_from(*elements).ok()? })
             }
             _ => None,
         }
@@ -235,14 +237,14 @@ impl<'a> Machine<'a> {
     fn reduce(&mut self) -> Result<(), PickleError> {
         let args_id = self.pop()?;
         let callee = self.pop()?;
-        let Node::Global { global, module, name } = *self.node(callee) else {
+        let PickleNode::Global { global, module, name } = *self.node(callee) else {
             return Err(self.wrong("a call of an object that is not a global"));
         };
-        let Node::Tuple(args) = self.node(args_id) else {
+        let PickleNode::Tuple(args) = self.node(args_id) else {
             return Err(self.wrong("a call whose arguments are not a tuple"));
         };
         let node = match (global, &args[..]) {
-            (Global::OrderedDict, []) => Node::Dict(Vec::new()),
+            (Global::OrderedDict, []) => PickleNode::Dict(Vec::new()),
             (Global::RebuildTensor, &[storage, offset, shape, stride, ..]) => {
                 self.tensor(storage, offset, shape, stride)?
             }
@@ -252,7 +254,7 @@ impl<'a> Machine<'a> {
                 return Ok(());
             }
             (Global::Reconstructor, &[class, _, _]) => self.instance(class)?,
-            (Global::Data, _) => Node::Object { class: callee, state: Some(args_id) },
+            (Global::Data, _) => PickleNode::Object { class: callee, state: Some(args_id) },
             _ => return Err(self.refused_call(module, name)),
         };
         self.push(node);
@@ -265,11 +267,14 @@ impl<'a> Machine<'a> {
         offset: NodeId,
         shape: NodeId,
         stride: NodeId,
-    ) -> Result<Node, PickleError> {
+    ) -> Result<PickleNode, PickleError> {
         match (self.node(storage), self.node(offset), self.node(shape), self.node(stride)) {
-            (Node::Storage { .. }, &Node::Int(offset @ 0..), Node::Tuple(_), Node::Tuple(_)) => {
-                Ok(Node::Tensor { storage, offset: offset as u64, shape, stride })
-            }
+            (
+                PickleNode::Storage { .. },
+                &PickleNode::Int(offset @ 0..),
+                PickleNode::Tuple(_),
+                PickleNode::Tuple(_),
+            ) => Ok(PickleNode::Tensor { storage, offset: offset as u64, shape, stride }),
             _ => Err(self.wrong("a tensor whose storage, offset, shape or stride is none")),
         }
     }
@@ -284,11 +289,11 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn instance(&self, class: NodeId) -> Result<Node, PickleError> {
+    fn instance(&self, class: NodeId) -> Result<PickleNode, PickleError> {
         match *self.node(class) {
-            Node::Global { global: Global::Class, .. } => Ok(Node::Object { class, state: None }),
-            Node::Global { global: Global::OrderedDict, .. } => Ok(Node::Dict(Vec::new())),
-            Node::Global { module, name, .. } => Err(self.refused_call(module, name)),
+            PickleNode::Global { global: Global::Class, .. } => Ok(PickleNode::Object { class, state: None }),
+            PickleNode::Global { global: Global::OrderedDict, .. } => Ok(PickleNode::Dict(Vec::new())),
+            PickleNode::Global { module, name, .. } => Err(self.refused_call(module, name)),
             _ => Err(self.wrong("an instance of an object that is not a class")),
         }
     }
@@ -299,8 +304,8 @@ impl<'a> Machine<'a> {
         let state = self.pop()?;
         let target = self.top()?;
         match &mut self.nodes[target.0 as usize] {
-            Node::Object { state: slot, .. } => *slot = Some(state),
-            Node::Dict(_) => {}
+            PickleNode::Object { state: slot, .. } => *slot = Some(state),
+            PickleNode::Dict(_) => {}
             _ => return Err(self.wrong("state for an object that is not an instance")),
         }
         Ok(())
@@ -308,23 +313,25 @@ impl<'a> Machine<'a> {
 
     fn refused_call(&self, module: NodeId, name: NodeId) -> PickleError {
         match (self.node(module), self.node(name)) {
-            (Node::Str(module), Node::Str(name)) => PickleError::Global(format!("{module}.{name}(...)")),
+            (PickleNode::Str(module), PickleNode::Str(name)) => {
+                PickleError::Global(format!("{module}.{name}(...)"))
+            }
             _ => self.wrong("a global whose name is not a string"),
         }
     }
 
-    fn node(&self, id: NodeId) -> &Node {
+    fn node(&self, id: NodeId) -> &PickleNode {
         &self.nodes[id.0 as usize]
     }
 
-    fn add(&mut self, node: Node) -> NodeId {
+    fn add(&mut self, node: PickleNode) -> NodeId {
         // The cast is lossless: an opcode of n bytes adds at most n nodes, and the pickle has less than 4 GiB.
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(node);
         id
     }
 
-    fn push(&mut self, node: Node) {
+    fn push(&mut self, node: PickleNode) {
         let id = self.add(node);
         self.stack.push(id);
     }
@@ -335,9 +342,10 @@ impl<'a> Machine<'a> {
     }
 
     fn top(&self) -> Result<NodeId, PickleError> {
-        match self.stack.len() > self.floor() {
-            true => Ok(self.stack[self.stack.len() - 1]),
-            false => Err(self.wrong("a stack that is empty")),
+        if self.stack.len() > self.floor() {
+            Ok(self.stack[self.stack.len() - 1])
+        } else {
+            Err(self.wrong("a stack that is empty"))
         }
     }
 
@@ -348,9 +356,10 @@ impl<'a> Machine<'a> {
     }
 
     fn pop_many(&mut self, count: usize) -> Result<Vec<NodeId>, PickleError> {
-        match self.stack.len() - self.floor() >= count {
-            true => Ok(self.stack.split_off(self.stack.len() - count)),
-            false => Err(self.wrong("a stack with too few values")),
+        if self.stack.len() - self.floor() >= count {
+            Ok(self.stack.split_off(self.stack.len() - count))
+        } else {
+            Err(self.wrong("a stack with too few values"))
         }
     }
 
@@ -409,12 +418,12 @@ fn pair_up(items: Vec<NodeId>) -> Vec<(NodeId, NodeId)> {
 }
 
 /// Decodes the integer of LONG1 and LONG4: little-endian two's complement of any length.
-fn long(bytes: &[u8]) -> Node {
+fn long(bytes: &[u8]) -> PickleNode {
     if bytes.len() > 8 {
-        return Node::BigInt;
+        return PickleNode::BigInt;
     }
     let fill = if bytes.last().is_some_and(|b| b & 0x80 != 0) { 0xff } else { 0 };
     let mut wide = [fill; 8];
     wide[..bytes.len()].copy_from_slice(bytes);
-    Node::Int(i64::from_le_bytes(wide))
+    PickleNode::Int(i64::from_le_bytes(wide))
 }

@@ -8,7 +8,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::dtype::f32_to_f16;
-use super::{DType, WeightsError};
+use super::{FileDType, WeightsError};
 
 /// A tensor to write: values in C order.
 #[derive(Debug, Clone, Copy)]
@@ -85,7 +85,7 @@ pub fn write_safetensors(
 /// header, padded with blanks to a multiple of 8 bytes. The data of the tensors must follow in the given order
 /// without gaps. Names must be unique.
 pub fn safetensors_header<'a>(
-    tensors: impl Iterator<Item = (&'a str, DType, &'a [u64])>,
+    tensors: impl Iterator<Item = (&'a str, FileDType, &'a [u64])>,
     metadata: &BTreeMap<String, String>,
 ) -> Vec<u8> {
     let mut fields = Vec::new();
@@ -114,8 +114,8 @@ fn header(
     stored: StoredAs,
 ) -> Result<Vec<u8>, WeightsError> {
     let dtype = match stored {
-        StoredAs::F32 => DType::F32,
-        StoredAs::F16 => DType::F16,
+        StoredAs::F32 => FileDType::F32,
+        StoredAs::F16 => FileDType::F16,
     };
     let mut names = std::collections::BTreeSet::from(["__metadata__"]);
     for tensor in tensors {
@@ -125,20 +125,29 @@ fn header(
 }
 
 fn check(tensor: &TensorData<'_>, stored: StoredAs, is_new: bool) -> Result<(), WeightsError> {
-    let bad = |why: String| Err(WeightsError::BadTensor { tensor: tensor.name.to_owned(), why });
     if !is_new {
-        return bad("the name is given twice or is reserved".to_owned());
+        return Err(bad_tensor(tensor, "the name is given twice or is reserved".to_owned()));
     }
     let elements = tensor.shape.iter().try_fold(1u64, |product, &size| product.checked_mul(size));
     if elements != Some(tensor.data.len() as u64) {
-        return bad(format!("shape {:?} does not hold {} values", tensor.shape, tensor.data.len()));
+        return Err(bad_tensor(
+            tensor,
+            format!("shape {:?} does not hold {} values", tensor.shape, tensor.data.len()),
+        ));
     }
-    let too_large =
-        |value: &&f32| stored == StoredAs::F16 && value.is_finite() && f32_to_f16(**value) & 0x7fff == 0x7c00;
-    match tensor.data.iter().find(too_large) {
-        Some(value) => bad(format!("{value} is too large for F16; write it as F32")),
+    match tensor
+        .data
+        .iter()
+        .find(|value| stored == StoredAs::F16 && value.is_finite() && f32_to_f16(**value) & 0x7fff == 0x7c00)
+    {
+        Some(value) => Err(bad_tensor(tensor, format!("{value} is too large for F16; write it as F32"))),
         None => Ok(()),
     }
+}
+
+/// The error for a tensor that cannot be written.
+fn bad_tensor(tensor: &TensorData<'_>, why: String) -> WeightsError {
+    WeightsError::BadTensor { tensor: tensor.name.to_owned(), why }
 }
 
 fn write_all(

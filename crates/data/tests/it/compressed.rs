@@ -56,7 +56,8 @@ fn read_stored(test: &str, stored: &[u8]) -> Vec<Record> {
     fs::write(&path, stored).unwrap();
     let mut reader = Reader::open([&path]).unwrap();
     assert_eq!(reader.total_bytes(), Some(stored.len() as u64));
-    let (mut record, mut records) = (Record::default(), Vec::new());
+    let mut record = Record::default();
+    let mut records = Vec::new();
     while reader.read_into(&mut record).unwrap() {
         records.push(record.clone());
     }
@@ -87,7 +88,8 @@ fn plain_compressed_and_many_parts_are_the_same() {
 
 #[test]
 fn zstd_frames_to_be_skipped_are_skipped() {
-    let (text, skipped) = (fasta(3), [&b"\x5a\x2a\x4d\x18"[..], &[3, 0, 0, 0], b"abc"].concat());
+    let text = fasta(3);
+    let skipped = [&b"\x5a\x2a\x4d\x18"[..], &[3, 0, 0, 0], b"abc"].concat();
     let frame = pack(How::Zstd, &text);
     let stored = [&skipped, &frame[..], &skipped, &frame[..], &skipped].concat();
     let twice: Vec<Record> = [from_bytes(text.clone()).unwrap(), from_bytes(text).unwrap()].concat();
@@ -157,7 +159,9 @@ fn check_program(program: &str, hex: &str) {
     let stored: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
     match from_bytes(stored) {
         Ok(records) => {
-            let (id, description, seq) = ("a".to_owned(), b"b".to_vec(), b"ACGTACGTACGT".to_vec());
+            let id = "a".to_owned();
+            let description = b"b".to_vec();
+            let seq = b"ACGTACGTACGT".to_vec();
             assert_eq!(records, [Record { id, description, seq, ..Record::default() }], "{program}");
         }
         Err(e) => assert_eq!(e.to_string(), program),

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use plimsoll_data::chunk::chunks;
 use plimsoll_data::pack::{MAX_PACKS, Order, Packer};
+use plimsoll_data::window::record_windows;
 use proptest::prelude::*;
 
 proptest! {
@@ -18,7 +18,8 @@ proptest! {
     ) {
         let mut packer = Packer::new(max_tokens, max_sequences, 60, order);
         let mut pending: HashMap<u64, (usize, usize)> = HashMap::new();
-        let (mut packs, mut tokens) = (0, 0);
+        let mut packs = 0;
+        let mut tokens = 0;
         for owner in 0..=lengths.len() {
             let flush = owner == lengths.len();
             if !flush {
@@ -46,14 +47,14 @@ proptest! {
     }
 
     #[test]
-    fn chunks_cover_any_length_at_any_size(length in 0_usize..5_000_000, size in 1_usize..2_000) {
-        let all = chunks(length, size);
+    fn windows_cover_any_length_at_any_size(length in 0_usize..5_000_000, size in 1_usize..2_000) {
+        let all = record_windows(length, size);
         prop_assert_eq!(all.len(), length.div_ceil(size));
         let mut covered = 0;
-        for (i, chunk) in all.enumerate() {
-            prop_assert_eq!(chunk.index, i);
-            prop_assert!(chunk.start <= covered && chunk.end() > covered && chunk.len <= size);
-            covered = chunk.end();
+        for (i, window) in all.enumerate() {
+            prop_assert_eq!(window.index, i);
+            prop_assert!(window.start <= covered && window.end() > covered && window.len <= size);
+            covered = window.end();
         }
         prop_assert_eq!(covered, length);
     }

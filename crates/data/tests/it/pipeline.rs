@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use md5::{Digest, Md5};
-use plimsoll_data::chunk::chunks;
-use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
+use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
 use plimsoll_data::sequence::{Reader, Record};
-use plimsoll_data::translate::{Scratch, orfs};
+use plimsoll_data::translate::{OrfScratch, orfs};
+use plimsoll_data::window::record_windows;
 
 use crate::support::{golden, real};
 
@@ -17,23 +17,24 @@ struct Files {
     nucleotide: Vec<u8>,
     protein: Vec<u8>,
     orfs: Vec<String>,
-    chunks: usize,
+    windows: usize,
 }
 
 /// The three intermediate files of `input` with windows of `size` bases.
 fn files(input: &Path, size: usize) -> Files {
     let mut out = Files::default();
-    let (mut name, mut scratch) = (String::new(), Scratch::default());
+    let mut name = String::new();
+    let mut scratch = OrfScratch::default();
     let mut reader = Reader::open([input]).unwrap();
     let mut record = Record::default();
     while reader.read_into(&mut record).unwrap() {
-        for chunk in chunks(record.seq.len(), size) {
-            let bases = chunk.of(&record.seq);
-            chunk_name(&record.id, chunk.index, &mut name);
-            write_chunk(&mut out.chunked, &name, bases).unwrap();
-            out.chunks += 1;
+        for window in record_windows(record.seq.len(), size) {
+            let bases = window.of(&record.seq);
+            window_name(&record.id, window.index, &mut name);
+            write_window(&mut out.chunked, &name, bases).unwrap();
+            out.windows += 1;
             orfs(bases, &mut scratch, |orf| {
-                orf_name(&record.id, chunk.index, orf.frame, &mut name);
+                orf_name(&record.id, window.index, orf.frame, &mut name);
                 write_nucleotide(&mut out.nucleotide, &name, &orf).unwrap();
                 write_protein(&mut out.protein, &name, &orf).unwrap();
                 out.orfs.push(name.clone());
@@ -90,7 +91,7 @@ fn the_originals_md5_sums() {
     assert_eq!(md5(&found.chunked), "e5703449f261adfa9a3c38a5ce1e5c8f");
     assert_eq!(md5(&found.nucleotide), "da0fd0fe267da90c145652898954f679");
     assert_eq!(md5(&found.protein), "14fc3cd708441cddb98dce28cae932f7");
-    assert_eq!(found.chunks, 200);
+    assert_eq!(found.windows, 200);
     let ids: Vec<&str> = found.orfs.iter().map(|n| n.strip_prefix("test_seq_").unwrap()).collect();
     let expected = "1_chunk_1R3 4_chunk_2R2 12_chunk_2F1 12_chunk_2R1 26_chunk_2F2 45_chunk_2R1 \
                     57_chunk_2F2 60_chunk_1R3 76_chunk_2R3";

@@ -20,7 +20,8 @@ fn several_files_one_after_the_other() {
         fs::write(path, content).unwrap();
     }
     let mut reader = Reader::open(&paths).unwrap();
-    let (mut record, mut found) = (Record::default(), Vec::new());
+    let mut record = Record::default();
+    let mut found = Vec::new();
     while reader.read_into(&mut record).unwrap() {
         let (path, line) = reader.position().unwrap();
         let name = path.file_name().unwrap().to_string_lossy().into_owned();

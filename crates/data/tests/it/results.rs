@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 
 use plimsoll_data::atomic::AtomicFile;
-use plimsoll_data::rows::{Layout, NpyWriter, NpzLayout, NpzWriter, SafetensorsWriter, ValueType};
+use plimsoll_data::rows::{NpyWriter, NpzLayout, NpzWriter, SafetensorsLayout, SafetensorsWriter, ValueType};
 use serde_json::{Value, json};
 
 use crate::support::folder;
@@ -263,7 +263,7 @@ fn files_without_rows_are_valid() {
 /// Limits of a format for names are known from their sizes, before the first row is computed.
 #[test]
 fn names_beyond_the_limits_of_a_format_are_refused() {
-    for layout in [Layout::Matrix, Layout::TensorPerId] {
+    for layout in [SafetensorsLayout::Matrix, SafetensorsLayout::TensorPerId] {
         let each = layout.name_bytes("protein_1");
         layout.check_names(each * 100_000).unwrap();
         let error = layout.check_names(each * 20_000_000).unwrap_err().to_string();

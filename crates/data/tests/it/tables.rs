@@ -37,8 +37,8 @@ impl Table {
     fn rows(&self) -> Vec<(String, i64, Vec<f32>)> {
         let mut rows = vec![];
         for batch in &self.batches {
-            let (ids, lengths) =
-                (batch.column(0).as_string::<i32>(), batch.column(1).as_primitive::<Int64Type>());
+            let ids = batch.column(0).as_string::<i32>();
+            let lengths = batch.column(1).as_primitive::<Int64Type>();
             for i in 0..batch.num_rows() {
                 let lists = batch.columns()[2..].iter().map(|c| c.as_fixed_size_list().value(i));
                 let values = lists.flat_map(|l| l.as_primitive::<Float32Type>().values().to_vec()).collect();
@@ -61,9 +61,9 @@ fn a_table_is_read_as_it_was_written() {
     ];
     let mut out = ParquetWriter::create(&path, &columns, 2, &[("model", "m"), ("pool", "mean")]).unwrap();
     for (id, length, values) in &wanted {
-        out.row(id, *length as u64, values).unwrap();
+        out.write_sequence(id, *length as u64, values).unwrap();
     }
-    let error = out.row("short", 1, &[1.0; 3]).unwrap_err().to_string();
+    let error = out.write_sequence("short", 1, &[1.0; 3]).unwrap_err().to_string();
     assert!(error.ends_with("'short': a row of 3 values in a file of 4 columns"), "{error}");
     assert!(!path.exists());
     assert_eq!(out.finish().unwrap(), 3);
@@ -89,7 +89,7 @@ fn large_tables_are_written_in_groups() {
     let mut out = ParquetWriter::create(&path, &["embedding".to_owned()], 1024, &[]).unwrap();
     let row = |i: usize| -> Vec<f32> { (0..1024).map(|j| (i * 1024 + j) as f32).collect() };
     for i in 0..9000 {
-        out.row(&format!("s{i}"), i as u64, &row(i)).unwrap();
+        out.write_sequence(&format!("s{i}"), i as u64, &row(i)).unwrap();
     }
     out.finish().unwrap();
     let table = read(&path);
@@ -106,7 +106,7 @@ fn a_table_appears_whole_or_not_at_all() {
     let path = folder.join("e.parquet");
     let columns = ["embedding".to_owned()];
     let mut out = ParquetWriter::create(&path, &columns, 2, &[]).unwrap();
-    out.row("a", 1, &[1.0, 2.0]).unwrap();
+    out.write_sequence("a", 1, &[1.0, 2.0]).unwrap();
     drop(out);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
     assert_eq!(ParquetWriter::create(&path, &columns, 2, &[("k", "v")]).unwrap().finish().unwrap(), 0);
@@ -124,15 +124,15 @@ fn tokens_have_a_row_each() {
     let layout = TableLayout {
         columns: ["layer_0", "layer_1"].map(str::to_owned).to_vec(),
         width: 2,
-        values: ValueType::F16,
-        tokens: true,
+        value_type: ValueType::F16,
+        by_token: true,
     };
     let mut out = ParquetWriter::with_layout(&path, layout, &[("pool", "tokens")]).unwrap();
     // Three tokens, then two; each layer has the rows of all tokens.
     let first: Vec<f32> = (0..12).map(|i| i as f32 / 8.0).collect();
-    out.row("a", 9, &first).unwrap();
-    out.row("b", 4, &first[..8]).unwrap();
-    let error = out.row("c", 1, &[1e9, 0.0, 0.0, 0.0]).unwrap_err().to_string();
+    out.write_sequence("a", 9, &first).unwrap();
+    out.write_sequence("b", 4, &first[..8]).unwrap();
+    let error = out.write_sequence("c", 1, &[1e9, 0.0, 0.0, 0.0]).unwrap_err().to_string();
     assert!(error.contains("'c': the value 1000000000 is beyond the range of float16"), "{error}");
     assert_eq!(out.finish().unwrap(), 2);
     let table = read(&path);

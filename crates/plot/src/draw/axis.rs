@@ -1,9 +1,11 @@
-//! Linear scales, ticks, and the format of counts and lengths. Invariant: ticks are multiples of 1, 2 or 5
-//! times a power of ten, from 0 to at most the end of the scale, and their labels are exact.
+//! Linear scales from 0 to coordinates, their ticks, and the format of counts and lengths. The axis of the values of a chart
+//! of training runs, which need not begin at 0 and can be logarithmic, is `plimsoll_train::charts::Axis`: the report draws it
+//! too. Invariant: ticks are multiples of 1, 2 or 5 times a power of ten, from 0 to at most the end of the scale, and their
+//! labels are exact.
 
 /// Linear map of the numbers from 0 to `end` to coordinates.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scale {
+pub struct LinearScale {
     /// Coordinate of 0.
     pub from: f64,
     /// Coordinate of `end`.
@@ -12,27 +14,27 @@ pub struct Scale {
     pub end: f64,
 }
 
-impl Scale {
+impl LinearScale {
     /// Coordinate of `number`.
     pub fn at(&self, number: f64) -> f64 {
         self.from + (self.to - self.from) * (number / self.end.max(f64::MIN_POSITIVE))
     }
 
-    /// Ticks from 0 to at most `end`: at most `most` after 0.
-    pub fn ticks(&self, most: u64) -> Vec<u64> {
+    /// Ticks from 0 to at most `end`: at most `max_ticks` after 0.
+    pub fn ticks(&self, max_ticks: u64) -> Vec<u64> {
         let end = self.end as u64;
-        let step = step(end, most);
+        let step = round_step(end, max_ticks);
         (0..=end / step).map(|n| n * step).collect()
     }
 }
 
-/// The smallest step of the form 1, 2 or 5 times a power of ten with at most `most` multiples up to `end`.
-fn step(end: u64, most: u64) -> u64 {
+/// The smallest step of the form 1, 2 or 5 times a power of ten with at most `max_ticks` multiples up to `end`.
+fn round_step(end: u64, max_ticks: u64) -> u64 {
     let mut power = 1_u64;
     loop {
         for factor in [1, 2, 5] {
             let step = power.saturating_mul(factor);
-            if end / step <= most.max(1) {
+            if end / step <= max_ticks.max(1) {
                 return step;
             }
         }
@@ -47,11 +49,13 @@ pub fn base_labels(ticks: &[u64]) -> Vec<String> {
     let (unit, name) = unit(last);
     // A step has one nonzero digit, so a finite number of decimals makes every label exact.
     let decimals = (0..).find(|&d| step.saturating_mul(10_u64.pow(d)) % unit == 0).unwrap_or(0) as usize;
-    let label = |tick: &u64| match *tick {
-        0 => "0".to_owned(),
-        tick => format!("{:.decimals$}", tick as f64 / unit as f64),
-    };
-    let mut labels: Vec<String> = ticks.iter().map(label).collect();
+    let mut labels: Vec<String> = ticks
+        .iter()
+        .map(|&tick| match tick {
+            0 => "0".to_owned(),
+            _ => format!("{:.decimals$}", tick as f64 / unit as f64),
+        })
+        .collect();
     if let Some(label) = labels.last_mut() {
         label.push(' ');
         label.push_str(name);
@@ -126,15 +130,16 @@ pub fn score(score: f64) -> String {
 /// Moves the centres, in a forward and a backward pass, so that labels do not overlap and lie between `low` and
 /// `high` if they fit there.
 pub fn separate_labels(places: &mut [f64], gaps: &[f64], low: f64, high: f64) {
-    let mut least = low;
+    let mut end_before = low;
     for (place, gap) in places.iter_mut().zip(gaps) {
-        *place = place.max(least + gap / 2.0);
-        least = *place + gap / 2.0;
+        *place = place.max(end_before + gap / 2.0);
+        end_before = *place + gap / 2.0;
     }
-    let mut most = high;
+    // The forward pass may have pushed the last labels beyond `high`; the backward pass moves them and those before them back.
+    let mut start_after = high;
     for (place, gap) in places.iter_mut().zip(gaps).rev() {
-        *place = place.min(most - gap / 2.0);
-        most = *place - gap / 2.0;
+        *place = place.min(start_after - gap / 2.0);
+        start_after = *place - gap / 2.0;
     }
 }
 
@@ -144,14 +149,14 @@ mod tests {
 
     #[test]
     fn bases_land_where_they_belong() {
-        let scale = Scale { from: 30.0, to: 430.0, end: 1000.0 };
+        let scale = LinearScale { from: 30.0, to: 430.0, end: 1000.0 };
         for (base, wanted) in [(0.0, 30.0), (250.0, 130.0), (500.0, 230.0), (1000.0, 430.0)] {
             assert_eq!(scale.at(base), wanted, "{base}");
         }
     }
 
     fn check(end: u64, most: u64, wanted: &str) {
-        let ticks = Scale { from: 0.0, to: 1.0, end: end as f64 }.ticks(most);
+        let ticks = LinearScale { from: 0.0, to: 1.0, end: end as f64 }.ticks(most);
         assert_eq!(base_labels(&ticks).join("|"), wanted, "{end}");
     }
 

@@ -22,22 +22,22 @@ pub fn shorten(text: &str, kind: TextStyle, limit: f64) -> String {
         return text.to_owned();
     }
     let letters: Vec<char> = text.chars().collect();
-    // Binary search for the largest number of characters that fits. Both ends are shown, because ids of contigs
-    // differ at their beginning, ids of reads at their end.
-    let short = |kept: usize| -> String {
-        let end = kept / 2;
-        let (start, rest) = letters.split_at(kept - end);
-        start.iter().chain(['…'].iter()).chain(&rest[rest.len() - end..]).collect()
-    };
-    let (mut fits, mut beyond) = (0, letters.len());
+    // Binary search for the largest number of characters that fits.
+    let mut fits = 0;
+    let mut beyond = letters.len();
     while fits + 1 < beyond {
         let middle = (fits + beyond) / 2;
-        match width(&short(middle), kind) <= limit {
-            true => fits = middle,
-            false => beyond = middle,
-        }
+        if width(&both_ends(&letters, middle), kind) <= limit { fits = middle } else { beyond = middle }
     }
-    short(fits)
+    both_ends(&letters, fits)
+}
+
+/// The first and the last characters of a text, `count` in all, joined by an ellipsis. Both ends are shown, because ids of
+/// contigs differ at their beginning, ids of reads at their end.
+fn both_ends(letters: &[char], count: usize) -> String {
+    let end = count / 2;
+    let (start, rest) = letters.split_at(count - end);
+    start.iter().chain(['…'].iter()).chain(&rest[rest.len() - end..]).collect()
 }
 
 /// Calls `draw` with the outline of each character. The text starts at `x` and has its baseline at `y`.

@@ -15,10 +15,11 @@ pub mod svg;
 mod track;
 
 use super::results::About;
-use super::survey::{ScoreHistogram, Survey};
-use super::track::Track;
+use super::survey::{OverviewStatistics, ScoreHistogram};
+use super::track::RecordTrack;
 use axis::{count, counted, score};
-use page::{GAP, MARGIN, Page};
+use histogram::ScoreBoundary;
+use page::{GAP, MARGIN, PanelArea, PicturePage};
 use scene::Scene;
 use style::{LABEL, TITLE};
 
@@ -27,12 +28,9 @@ const WIDE: f64 = 340.0;
 
 /// The overview of a result: records by call, histograms of scores, the records with the highest scores, and
 /// tracks. With a single record, its track and the histogram of its windows replace the comparison of records.
-pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) -> Scene {
-    let names = match about.inputs.is_empty() {
-        true => "prediction".to_owned(),
-        false => about.inputs.join(", "),
-    };
-    let mut page = Page::new(width, format!("plimsoll: {names}"));
+pub fn overview(survey: &OverviewStatistics, tracks: &[RecordTrack], about: &About, width: f64) -> Scene {
+    let names = if about.inputs.is_empty() { "prediction".to_owned() } else { about.inputs.join(", ") };
+    let mut page = PicturePage::new(width, format!("plimsoll: {names}"));
     page.text(TITLE, &names, 10.0);
     let scored = count(survey.window_scores.total());
     let windows = format!("{} of {} bp, {scored} scored", counted(survey.windows, "window"), about.length);
@@ -43,7 +41,7 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
     } else if survey.records > 1 || tracks.is_empty() {
         records(&mut page, survey, about);
     } else {
-        histograms(&mut page, &[("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about))]);
+        histograms(&mut page, &[window_scores(survey, about)]);
     }
     if !tracks.is_empty() {
         let viruses = tracks.iter().filter(|track| track.entry.is_virus_or_has_regions()).count();
@@ -57,20 +55,20 @@ pub fn overview(survey: &Survey, tracks: &[Track], about: &About, width: f64) ->
             _ => "Along records, viruses before others",
         });
     }
-    for (index, one) in tracks.iter().enumerate() {
+    for (index, track) in tracks.iter().enumerate() {
         page.y += if index > 0 { GAP * 0.7 } else { 0.0 };
-        let (y, inner_width) = (page.y, page.inner_width());
-        page.y = track::draw(&mut page.scene, MARGIN, y, inner_width, one, about);
+        let area = page.free_area();
+        page.y = track::draw(&mut page.scene, area, track, about);
     }
     page.finish()
 }
 
 /// The picture of one record.
-pub fn record(track: &Track, about: &About, width: f64) -> Scene {
-    let mut page = Page::new(width, format!("plimsoll: {}", track.entry.id));
+pub fn record(track: &RecordTrack, about: &About, width: f64) -> Scene {
+    let mut page = PicturePage::new(width, format!("plimsoll: {}", track.entry.id));
     page.warn(about);
-    let (y, inner_width) = (page.y, page.inner_width());
-    page.y = track::draw(&mut page.scene, MARGIN, y, inner_width, track, about) + 6.0;
+    let area = page.free_area();
+    page.y = track::draw(&mut page.scene, area, track, about) + 6.0;
     let place = format!("record {} of {}", count(track.entry.ordinal + 1), about.inputs.join(", "));
     page.remarks(&[&[place, format!("windows of {} bp", about.length)], &made(about)[..]].concat());
     page.finish()
@@ -86,48 +84,61 @@ fn made(about: &About) -> [String; 2] {
 }
 
 /// Panels about all records: counts by call, histograms, and the records with the highest scores.
-fn records(page: &mut Page, survey: &Survey, about: &About) {
-    let inner_width = page.inner_width();
+fn records(page: &mut PicturePage, survey: &OverviewStatistics, about: &About) {
     page.panel("Records by call");
-    page.y = calls::draw(&mut page.scene, MARGIN, page.y, inner_width, &survey.calls);
+    let area = page.free_area();
+    page.y = calls::draw(&mut page.scene, area, &survey.calls);
     if survey.record_scores.total() == 0 {
         return;
     }
     let threshold = about.threshold.map(f64::from);
-    histograms(
-        page,
-        &[
-            ("Scores of records", &survey.record_scores, threshold, "threshold"),
-            ("Scores of windows", &survey.window_scores, Some(0.5), name_of_half(about)),
-        ],
-    );
-    let (all, best) = (survey.records, &survey.best.entries);
-    match all > best.len() as u64 {
-        true => page.panel(&format!("The {} highest scores of {}", best.len(), counted(all, "record"))),
-        false => page.panel("Records by score"),
+    let record_scores = HistogramPanel {
+        title: "Scores of records",
+        histogram: &survey.record_scores,
+        boundary: threshold.map(|score| ScoreBoundary { score, name: "threshold" }),
+    };
+    histograms(page, &[record_scores, window_scores(survey, about)]);
+    let all = survey.records;
+    let best = &survey.best.entries;
+    if all > best.len() as u64 {
+        page.panel(&format!("The {} highest scores of {}", best.len(), counted(all, "record")))
+    } else {
+        page.panel("Records by score")
     }
-    page.y = ranking::draw(&mut page.scene, MARGIN, page.y, inner_width, best, threshold);
+    let area = page.free_area();
+    page.y = ranking::draw(&mut page.scene, area, best, threshold);
 }
 
-/// What a window's score of 0.5 is: the boundary of its consensus in VirNucPro's method, even odds for a caller.
-fn name_of_half(about: &About) -> &'static str {
-    if about.by_strand { "consensus" } else { "even" }
+/// A histogram of the overview.
+struct HistogramPanel<'a> {
+    title: &'static str,
+    histogram: &'a ScoreHistogram,
+    /// Score from which the call is virus; `None` if it depends on the record.
+    boundary: Option<ScoreBoundary>,
 }
 
-/// Title, scores, decision boundary (`None` without one) and label of the boundary.
-type Histogram<'a> = (&'a str, &'a ScoreHistogram, Option<f64>, &'static str);
+/// The histogram of the scores of windows. A score of 0.5 is the boundary of the consensus in VirNucPro's method, and even
+/// odds for a caller.
+fn window_scores<'a>(survey: &'a OverviewStatistics, about: &About) -> HistogramPanel<'a> {
+    let name = if about.by_strand { "consensus" } else { "even" };
+    HistogramPanel {
+        title: "Scores of windows",
+        histogram: &survey.window_scores,
+        boundary: Some(ScoreBoundary { score: 0.5, name }),
+    }
+}
 
 /// Draws histograms side by side on a wide page, else below each other.
-fn histograms(page: &mut Page, all: &[Histogram<'_>]) {
+fn histograms(page: &mut PicturePage, panels: &[HistogramPanel<'_>]) {
     let wide = page.scene.width >= WIDE;
-    let columns = if wide { all.len() } else { 1 };
+    let columns = if wide { panels.len() } else { 1 };
     let width = (page.inner_width() - GAP * (columns - 1) as f64) / columns as f64;
     let top = page.y;
-    for (index, &(name, spread, line, line_name)) in all.iter().enumerate() {
+    for (index, panel) in panels.iter().enumerate() {
         let x = MARGIN + (width + GAP) * (index % columns) as f64;
         let y = if index < columns { top } else { page.y };
-        page.name(x, y + GAP, width, name);
-        let place = histogram::HistogramFrame { x, y: y + GAP + 5.0, width, line, line_name };
-        page.y = histogram::draw(&mut page.scene, &place, spread);
+        page.name(x, y + GAP, width, panel.title);
+        let area = PanelArea { x, y: y + GAP + 5.0, width };
+        page.y = histogram::draw(&mut page.scene, area, panel.histogram, panel.boundary);
     }
 }

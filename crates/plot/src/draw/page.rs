@@ -2,7 +2,7 @@
 //! of text is wider than the page.
 
 use super::font;
-use super::scene::{Anchor, Scene, TextStyle};
+use super::scene::{Scene, TextAnchor, TextStyle};
 use super::style::{DARK, LABEL, NAME, REMARK, WARNING};
 use crate::results::About;
 
@@ -13,8 +13,19 @@ pub const GAP: f64 = 16.0;
 /// Distance from the letter of a panel to its title, in points.
 const INDENT: f64 = 10.0;
 
+/// Place of a panel on a page; the panel is as high as its content.
+#[derive(Clone, Copy, Debug)]
+pub struct PanelArea {
+    /// Left edge.
+    pub x: f64,
+    /// Top edge.
+    pub y: f64,
+    /// Width, including the labels of axes.
+    pub width: f64,
+}
+
 /// A page under construction.
-pub struct Page {
+pub struct PicturePage {
     /// The elements of the page.
     pub scene: Scene,
     /// Top of the free area.
@@ -23,10 +34,10 @@ pub struct Page {
     letters: std::ops::RangeInclusive<char>,
 }
 
-impl Page {
+impl PicturePage {
     /// An empty page.
     pub fn new(width: f64, title: String) -> Self {
-        Page { scene: Scene::new(width, title), y: MARGIN, letters: 'a'..='z' }
+        PicturePage { scene: Scene::new(width, title), y: MARGIN, letters: 'a'..='z' }
     }
 
     /// Width without the margins.
@@ -34,10 +45,15 @@ impl Page {
         self.scene.width - 2.0 * MARGIN
     }
 
+    /// The free area, from margin to margin.
+    pub fn free_area(&self) -> PanelArea {
+        PanelArea { x: MARGIN, y: self.y, width: self.inner_width() }
+    }
+
     /// Adds a line of text.
     pub fn text(&mut self, kind: TextStyle, text: &str, height: f64) {
         let text = font::shorten(text, kind, self.inner_width());
-        self.scene.text(MARGIN, self.y + kind.size * 0.8, Anchor::Start, kind, text);
+        self.scene.text(MARGIN, self.y + kind.size * 0.8, TextAnchor::Start, kind, text);
         self.y += height + 2.0;
     }
 
@@ -65,7 +81,7 @@ impl Page {
         self.scene.rectangle(MARGIN, self.y, inner_width, 14.0, WARNING);
         let bold = TextStyle { bold: true, ink: DARK, ..LABEL };
         let text = font::shorten("UNTRAINED WEIGHTS: no scores and no calls", bold, inner_width - 10.0);
-        self.scene.text(MARGIN + 5.0, self.y + 9.4, Anchor::Start, bold, text);
+        self.scene.text(MARGIN + 5.0, self.y + 9.4, TextAnchor::Start, bold, text);
         self.y += 20.0;
     }
 
@@ -81,13 +97,13 @@ impl Page {
         // After the last letter, titles stand alone.
         let indent = match self.letters.next() {
             Some(letter) => {
-                self.scene.text(x, y, Anchor::Start, NAME, letter);
+                self.scene.text(x, y, TextAnchor::Start, NAME, letter);
                 INDENT
             }
             None => 0.0,
         };
         let name = font::shorten(name, NAME, width - indent);
-        self.scene.text(x + indent, y, Anchor::Start, NAME, name);
+        self.scene.text(x + indent, y, TextAnchor::Start, NAME, name);
     }
 
     /// Returns the scene, with the height of its content.

@@ -2,7 +2,7 @@
 //! not used.
 
 use super::font::{self, Placed};
-use super::scene::{Anchor, Color, Paint, PathStep, Scene, SceneItem, TextStyle};
+use super::scene::{Color, Paint, PathStep, Scene, SceneItem, SceneText, TextAnchor};
 use plimsoll_setting::Setting;
 use std::collections::HashMap;
 use std::io;
@@ -28,33 +28,37 @@ pub fn write(scene: &Scene, dpi: u32) -> io::Result<Vec<u8>> {
         );
         return Err(io::Error::other(text));
     }
-    let mut pixels = Pixmap::new(width as u32, height as u32).ok_or(io::ErrorKind::OutOfMemory)?;
-    pixels.fill(tiny_skia::Color::WHITE);
-    let mut canvas = Canvas { pixels, scale };
+    let mut bitmap = Pixmap::new(width as u32, height as u32).ok_or(io::ErrorKind::OutOfMemory)?;
+    bitmap.fill(tiny_skia::Color::WHITE);
+    let mut canvas = Canvas { bitmap, scale };
     for item in &scene.items {
         match item {
             SceneItem::Shape(steps, paint) => canvas.shape(steps, paint),
-            SceneItem::Text { x, y, anchor, kind, text } => canvas.letters((*x, *y), *anchor, kind, text),
+            SceneItem::Text(text) => canvas.letters(text),
         }
     }
-    encode(&canvas.pixels, dpi)
+    encode(&canvas.bitmap, dpi)
 }
 
 /// Bitmap on which a scene is painted.
 struct Canvas {
-    pixels: Pixmap,
+    bitmap: Pixmap,
     /// Pixels per point.
     scale: f64,
 }
 
 impl Canvas {
+    /// Converts a coordinate or a length in points to pixels.
+    fn pixels(&self, points: f64) -> f32 {
+        (points * self.scale) as f32
+    }
+
     fn shape(&mut self, steps: &[PathStep], paint: &Paint) {
         let mut path = PathBuilder::new();
-        let at = |number: f64| (number * self.scale) as f32;
         for step in steps {
             match *step {
-                PathStep::Move(x, y) => path.move_to(at(x), at(y)),
-                PathStep::Line(x, y) => path.line_to(at(x), at(y)),
+                PathStep::Move(x, y) => path.move_to(self.pixels(x), self.pixels(y)),
+                PathStep::Line(x, y) => path.line_to(self.pixels(x), self.pixels(y)),
                 PathStep::Close => path.close(),
             }
         }
@@ -63,29 +67,30 @@ impl Canvas {
             Paint::Fill(ink) => self.fill(&path, ink, true),
             Paint::Cells(ink) => self.fill(&path, ink, false),
             Paint::Stroke { ink, width, dash } => {
-                let dash = dash.and_then(|dash| StrokeDash::new(dash.map(at).to_vec(), 0.0));
-                let stroke = Stroke { width: at(width), dash, ..Stroke::default() };
-                self.pixels.stroke_path(&path, &solid(ink, true), &stroke, Transform::identity(), None);
+                let dash = dash.map(|lengths| lengths.map(|length| self.pixels(length)).to_vec());
+                let dash = dash.and_then(|lengths| StrokeDash::new(lengths, 0.0));
+                let stroke = Stroke { width: self.pixels(width), dash, ..Stroke::default() };
+                self.bitmap.stroke_path(&path, &solid(ink, true), &stroke, Transform::identity(), None);
             }
         }
     }
 
-    fn letters(&mut self, (x, y): (f64, f64), anchor: Anchor, kind: &TextStyle, text: &str) {
-        let width = font::width(text, *kind);
-        let start = match anchor {
-            Anchor::Start => x,
-            Anchor::Middle => x - width / 2.0,
-            Anchor::End => x - width,
+    fn letters(&mut self, line: &SceneText) {
+        let width = font::width(&line.text, line.kind);
+        let start = match line.anchor {
+            TextAnchor::Start => line.x,
+            TextAnchor::Middle => line.x - width / 2.0,
+            TextAnchor::End => line.x - width,
         };
         let mut pen = Pen { path: PathBuilder::new(), x: 0.0, y: 0.0, scale: 0.0, pixels: self.scale };
-        font::outline(text, *kind, start, y, &mut pen);
+        font::outline(&line.text, line.kind, start, line.y, &mut pen);
         if let Some(path) = pen.path.finish() {
-            self.fill(&path, kind.ink, true);
+            self.fill(&path, line.kind.ink, true);
         }
     }
 
     fn fill(&mut self, path: &Path, ink: Color, smooth: bool) {
-        self.pixels.fill_path(path, &solid(ink, smooth), FillRule::Winding, Transform::identity(), None);
+        self.bitmap.fill_path(path, &solid(ink, smooth), FillRule::Winding, Transform::identity(), None);
     }
 }
 
@@ -107,14 +112,17 @@ struct Pen {
 impl Pen {
     /// The y axis of fonts points up, that of pictures down.
     fn at(&self, x: f32, y: f32) -> (f32, f32) {
-        let (x, y) = (self.x + f64::from(x) * self.scale, self.y - f64::from(y) * self.scale);
+        let x = self.x + f64::from(x) * self.scale;
+        let y = self.y - f64::from(y) * self.scale;
         ((x * self.pixels) as f32, (y * self.pixels) as f32)
     }
 }
 
 impl Placed for Pen {
     fn place(&mut self, x: f64, y: f64, scale: f64) {
-        (self.x, self.y, self.scale) = (x, y, scale);
+        self.x = x;
+        self.y = y;
+        self.scale = scale;
     }
 }
 
@@ -130,12 +138,15 @@ impl OutlineBuilder for Pen {
     }
 
     fn quad_to(&mut self, x1: f32, y1: f32, x: f32, y: f32) {
-        let ((x1, y1), (x, y)) = (self.at(x1, y1), self.at(x, y));
+        let (x1, y1) = self.at(x1, y1);
+        let (x, y) = self.at(x, y);
         self.path.quad_to(x1, y1, x, y);
     }
 
     fn curve_to(&mut self, x1: f32, y1: f32, x2: f32, y2: f32, x: f32, y: f32) {
-        let ((x1, y1), (x2, y2), (x, y)) = (self.at(x1, y1), self.at(x2, y2), self.at(x, y));
+        let (x1, y1) = self.at(x1, y1);
+        let (x2, y2) = self.at(x2, y2);
+        let (x, y) = self.at(x, y);
         self.path.cubic_to(x1, y1, x2, y2, x, y);
     }
 
@@ -144,10 +155,10 @@ impl OutlineBuilder for Pen {
     }
 }
 
-/// Encodes an indexed PNG. It states the resolution, so that documents show it in its size.
+/// Encodes a PNG with a palette. It states the resolution, so that documents show it in its size.
 fn encode(pixels: &Pixmap, dpi: u32) -> io::Result<Vec<u8>> {
     let colours = palette(pixels.pixels());
-    let numbers = by_number(pixels.pixels(), &colours);
+    let indices = palette_indices(pixels.pixels(), &colours);
     let mut bytes = vec![];
     let mut encoder = png::Encoder::new(&mut bytes, pixels.width(), pixels.height());
     encoder.set_color(png::ColorType::Indexed);
@@ -160,13 +171,15 @@ fn encode(pixels: &Pixmap, dpi: u32) -> io::Result<Vec<u8>> {
     let dims = png::PixelDimensions { xppu: per_metre, yppu: per_metre, unit: png::Unit::Meter };
     encoder.set_pixel_dims(Some(dims));
     let mut writer = encoder.write_header()?;
-    writer.write_image_data(&numbers)?;
+    writer.write_image_data(&indices)?;
     writer.finish()?;
     Ok(bytes)
 }
 
+/// Red, green and blue.
 type Colour = [u8; 3];
 
+/// Colour of an opaque pixel, of which premultiplication by alpha changes nothing.
 fn opaque(pixel: PremultipliedColorU8) -> Colour {
     [pixel.red(), pixel.green(), pixel.blue()]
 }
@@ -185,19 +198,27 @@ fn palette(pixels: &[PremultipliedColorU8]) -> Vec<Colour> {
 }
 
 /// The palette index of every pixel: its colour, or the nearest colour in RGB.
-fn by_number(pixels: &[PremultipliedColorU8], colours: &[Colour]) -> Vec<u8> {
-    let apart =
-        |a: Colour, b: Colour| -> u32 { a.iter().zip(b).map(|(&a, b)| u32::from(a.abs_diff(b)).pow(2)).sum() };
+fn palette_indices(pixels: &[PremultipliedColorU8], colours: &[Colour]) -> Vec<u8> {
     let mut known: HashMap<Colour, u8> = HashMap::new();
-    let mut numbers = Vec::with_capacity(pixels.len());
+    let mut indices = Vec::with_capacity(pixels.len());
+    // Most pixels equal their neighbour, so a look-up for each run of equal pixels is enough.
     for run in pixels.chunk_by(|a, b| a == b) {
-        let wanted = opaque(run[0]);
-        let nearest =
-            || (0..=255).zip(colours).min_by_key(|(_, colour)| apart(**colour, wanted)).map_or(0, |(n, _)| n);
-        let number = *known.entry(wanted).or_insert_with(nearest);
-        numbers.resize(numbers.len() + run.len(), number);
+        let colour = opaque(run[0]);
+        let index = *known.entry(colour).or_insert_with(|| nearest_index(colours, colour));
+        indices.resize(indices.len() + run.len(), index);
     }
-    numbers
+    indices
+}
+
+/// Index of the palette colour that is nearest to `wanted`; of several, the first.
+fn nearest_index(colours: &[Colour], wanted: Colour) -> u8 {
+    let nearest = (0..=255).zip(colours).min_by_key(|(_, colour)| squared_distance(**colour, wanted));
+    nearest.map_or(0, |(index, _)| index)
+}
+
+/// Squared Euclidean distance of two colours in RGB.
+fn squared_distance(a: Colour, b: Colour) -> u32 {
+    a.iter().zip(b).map(|(&a, b)| u32::from(a.abs_diff(b)).pow(2)).sum()
 }
 
 #[cfg(test)]
@@ -213,7 +234,7 @@ mod tests {
         let colours = palette(&pixels);
         assert_eq!((colours.len(), colours[0]), (256, [0, 0, 0]));
         let shown: Vec<Colour> =
-            by_number(&pixels, &colours).iter().map(|&n| colours[usize::from(n)]).collect();
+            palette_indices(&pixels, &colours).iter().map(|&n| colours[usize::from(n)]).collect();
         let mut wanted: Vec<Colour> = pixels.iter().map(|p| opaque(*p)).collect();
         *wanted.last_mut().unwrap() = [9, 0, 0];
         assert_eq!(shown, wanted);

@@ -8,10 +8,28 @@ pub struct Color(pub u8, pub u8, pub u8);
 impl Color {
     /// Linear interpolation to `other`; `part` is clamped to 0..=1.
     pub fn towards(self, other: Color, part: f64) -> Color {
-        let mix =
-            |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * part.clamp(0.0, 1.0)).round() as u8;
-        Color(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
+        let part = part.clamp(0.0, 1.0);
+        Color(mix(self.0, other.0, part), mix(self.1, other.1, part), mix(self.2, other.2, part))
     }
+}
+
+/// Linear interpolation from `a` to `b` of one colour component.
+fn mix(a: u8, b: u8, part: f64) -> u8 {
+    (f64::from(a) + (f64::from(b) - f64::from(a)) * part).round() as u8
+}
+
+/// A point of a picture, in points (1/72 inch) from its top left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ScenePoint {
+    /// Distance from the left edge.
+    pub x: f64,
+    /// Distance from the top edge.
+    pub y: f64,
+}
+
+/// The point at (`x`, `y`).
+pub fn point(x: f64, y: f64) -> ScenePoint {
+    ScenePoint { x, y }
 }
 
 /// Segment of a path.
@@ -43,9 +61,9 @@ pub enum Paint {
     },
 }
 
-/// Which point of a text its x coordinate denotes.
+/// Point of a text that is at its x coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anchor {
+pub enum TextAnchor {
     /// Left end.
     Start,
     /// Centre.
@@ -71,18 +89,22 @@ pub enum SceneItem {
     /// A path of lines and areas.
     Shape(Vec<PathStep>, Paint),
     /// A text on one line.
-    Text {
-        /// Coordinate of the anchor.
-        x: f64,
-        /// Coordinate of the baseline.
-        y: f64,
-        /// Which point of the text is at `x`.
-        anchor: Anchor,
-        /// Style.
-        kind: TextStyle,
-        /// The text.
-        text: String,
-    },
+    Text(SceneText),
+}
+
+/// A text on one line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SceneText {
+    /// Coordinate of the anchor.
+    pub x: f64,
+    /// Coordinate of the baseline.
+    pub y: f64,
+    /// Point of the text that is at `x`.
+    pub anchor: TextAnchor,
+    /// Style.
+    pub kind: TextStyle,
+    /// The text.
+    pub text: String,
 }
 
 /// A picture.
@@ -112,12 +134,12 @@ impl Scene {
     }
 
     /// Adds a straight line.
-    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), ink: Color, width: f64) {
+    pub fn line(&mut self, from: ScenePoint, to: ScenePoint, ink: Color, width: f64) {
         self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: None });
     }
 
     /// Adds a dashed line.
-    pub fn dashed(&mut self, from: (f64, f64), to: (f64, f64), ink: Color, width: f64) {
+    pub fn dashed(&mut self, from: ScenePoint, to: ScenePoint, ink: Color, width: f64) {
         self.shape(segment(from, to).to_vec(), Paint::Stroke { ink, width, dash: Some([2.4, 1.8]) });
     }
 
@@ -129,19 +151,20 @@ impl Scene {
     }
 
     /// Adds a text.
-    pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, kind: TextStyle, text: impl Into<String>) {
-        self.items.push(SceneItem::Text { x, y, anchor, kind, text: text.into() });
+    pub fn text(&mut self, x: f64, y: f64, anchor: TextAnchor, kind: TextStyle, text: impl Into<String>) {
+        self.items.push(SceneItem::Text(SceneText { x, y, anchor, kind, text: text.into() }));
     }
 }
 
 /// Path of a straight line.
-pub fn segment(from: (f64, f64), to: (f64, f64)) -> [PathStep; 2] {
-    [PathStep::Move(from.0, from.1), PathStep::Line(to.0, to.1)]
+pub fn segment(from: ScenePoint, to: ScenePoint) -> [PathStep; 2] {
+    [PathStep::Move(from.x, from.y), PathStep::Line(to.x, to.y)]
 }
 
 /// Path of a rectangle.
 pub fn rectangle(x: f64, y: f64, width: f64, height: f64) -> [PathStep; 5] {
-    let (right, below) = (x + width, y + height);
+    let right = x + width;
+    let below = y + height;
     [
         PathStep::Move(x, y),
         PathStep::Line(right, y),
@@ -159,9 +182,10 @@ pub fn hatch(x: f64, y: f64, width: f64, height: f64, gap: f64) -> Vec<PathStep>
     let mut steps = vec![];
     for number in first..=last {
         let sum = number as f64 * gap;
-        let (left, right) = (x.max(sum - y - height), (x + width).min(sum - y));
+        let left = x.max(sum - y - height);
+        let right = (x + width).min(sum - y);
         if right - left > 1e-6 {
-            steps.extend(segment((left, sum - left), (right, sum - right)));
+            steps.extend(segment(point(left, sum - left), point(right, sum - right)));
         }
     }
     steps
@@ -177,7 +201,8 @@ mod tests {
             let steps = hatch(x, y, width, height, 2.5);
             for step in &steps {
                 let (PathStep::Move(a, b) | PathStep::Line(a, b)) = *step else { panic!("closed") };
-                let (a, b) = (a - x, b - y);
+                let a = a - x;
+                let b = b - y;
                 assert!(a > -1e-9 && a < width + 1e-9 && b > -1e-9 && b < height + 1e-9, "{step:?}");
             }
         }
@@ -186,7 +211,8 @@ mod tests {
 
     #[test]
     fn colours_mix() {
-        let (a, b) = (Color(0, 100, 200), Color(100, 0, 200));
+        let a = Color(0, 100, 200);
+        let b = Color(100, 0, 200);
         assert_eq!([a.towards(b, 0.0), a.towards(b, 0.5), a.towards(b, 7.0)], [a, Color(50, 50, 200), b]);
     }
 }

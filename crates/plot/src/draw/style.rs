@@ -88,8 +88,5 @@ pub fn run_ink(run: usize) -> Color {
 pub fn shade(score: f64) -> Color {
     const STEPS: f64 = 16.0;
     let score = (score * STEPS).round() / STEPS;
-    match score < 0.5 {
-        true => BLUE.towards(MIDDLE, score * 2.0),
-        false => MIDDLE.towards(VERMILION, score * 2.0 - 1.0),
-    }
+    if score < 0.5 { BLUE.towards(MIDDLE, score * 2.0) } else { MIDDLE.towards(VERMILION, score * 2.0 - 1.0) }
 }

@@ -1,7 +1,7 @@
 //! SVG encoding of a scene. Invariant: equal scenes give equal bytes, and the file is well-formed XML for any
 //! text.
 
-use super::scene::{Anchor, Paint, PathStep, Scene, SceneItem, TextStyle};
+use super::scene::{Paint, PathStep, Scene, SceneItem, SceneText, TextAnchor, point};
 use std::fmt::{self, Display, Write};
 
 /// Points per millimetre.
@@ -19,21 +19,21 @@ pub fn write(scene: &Scene) -> String {
 }
 
 fn write_to(scene: &Scene, out: &mut String) -> fmt::Result {
-    let (w, h) = (scene.width, scene.height);
-    let (width, height) = (Short(w / POINTS), Short(h / POINTS));
+    let width = Short(scene.width / POINTS);
+    let height = Short(scene.height / POINTS);
     writeln!(
         out,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}mm\" height=\"{height}mm\" \
          viewBox=\"0 0 {} {}\" role=\"img\" font-family=\"{FONTS}\">",
-        Short(w),
-        Short(h)
+        Short(scene.width),
+        Short(scene.height)
     )?;
     writeln!(out, "<title>{}</title>", Escaped(&scene.title))?;
-    writeln!(out, "<path fill=\"#ffffff\" d=\"M0 0H{}V{}H0Z\"/>", Short(w), Short(h))?;
+    writeln!(out, "<path fill=\"#ffffff\" d=\"M0 0H{}V{}H0Z\"/>", Short(scene.width), Short(scene.height))?;
     for item in &scene.items {
         match item {
             SceneItem::Shape(steps, paint) => shape(out, steps, paint)?,
-            SceneItem::Text { x, y, anchor, kind, text } => letters(out, (*x, *y), *anchor, kind, text)?,
+            SceneItem::Text(text) => letters(out, text)?,
         }
     }
     out.write_str("</svg>\n")
@@ -52,31 +52,36 @@ fn shape(out: &mut String, steps: &[PathStep], paint: &Paint) -> fmt::Result {
             out.write_str(" d=\"")?;
         }
     }
-    let mut at = (f64::NAN, f64::NAN);
+    // End of the step before; NaN equals no coordinate.
+    let mut at = point(f64::NAN, f64::NAN);
     for step in steps {
         match *step {
             PathStep::Move(x, y) => write!(out, "M{} {}", Short(x), Short(y))?,
-            PathStep::Line(x, y) if y == at.1 => write!(out, "H{}", Short(x))?,
-            PathStep::Line(x, y) if x == at.0 => write!(out, "V{}", Short(y))?,
+            PathStep::Line(x, y) if y == at.y => write!(out, "H{}", Short(x))?,
+            PathStep::Line(x, y) if x == at.x => write!(out, "V{}", Short(y))?,
             PathStep::Line(x, y) => write!(out, "L{} {}", Short(x), Short(y))?,
             PathStep::Close => out.write_str("Z")?,
         }
         if let PathStep::Move(x, y) | PathStep::Line(x, y) = *step {
-            at = (x, y);
+            at = point(x, y);
         }
     }
     out.write_str("\"/>\n")
 }
 
-fn letters(out: &mut String, (x, y): (f64, f64), anchor: Anchor, kind: &TextStyle, text: &str) -> fmt::Result {
-    let anchor = match anchor {
-        Anchor::Start => "",
-        Anchor::Middle => " text-anchor=\"middle\"",
-        Anchor::End => " text-anchor=\"end\"",
+/// Writes a text element.
+fn letters(out: &mut String, line: &SceneText) -> fmt::Result {
+    let anchor = match line.anchor {
+        TextAnchor::Start => "",
+        TextAnchor::Middle => " text-anchor=\"middle\"",
+        TextAnchor::End => " text-anchor=\"end\"",
     };
-    let weight = if kind.bold { " font-weight=\"700\"" } else { "" };
-    let (x, y, size, ink) = (Short(x), Short(y), Short(kind.size), Hex(kind.ink));
-    let text = Escaped(text);
+    let weight = if line.kind.bold { " font-weight=\"700\"" } else { "" };
+    let x = Short(line.x);
+    let y = Short(line.y);
+    let size = Short(line.kind.size);
+    let ink = Hex(line.kind.ink);
+    let text = Escaped(&line.text);
     writeln!(out, "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\"{anchor}{weight} fill=\"{ink}\">{text}</text>")
 }
 

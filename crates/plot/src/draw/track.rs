@@ -2,15 +2,19 @@
 //! its score, in the colour of its call. If there are too many windows to draw each, every column shows the
 //! minimum, mean and maximum of its scores.
 
-use super::axis::{Scale, base_labels, bases, count, counted, score, separate_labels};
+use super::axis::{LinearScale, base_labels, bases, count, counted, score, separate_labels};
 use super::font;
-use super::scene::{Anchor, Color, Paint, PathStep, Scene, TextStyle, hatch, rectangle, segment};
+use super::page::PanelArea;
+use super::scene::{
+    Color, Paint, PathStep, Scene, ScenePoint, TextAnchor, TextStyle, hatch, point, rectangle, segment,
+};
 use super::style::{self, AXIS, DARK, GRID, LABEL, NAME, REMARK, WHITE};
 use crate::results::About;
 use crate::survey::PredictionRow;
-use crate::track::{Column, Track, columns, uncalled_intervals};
+use crate::track::{RecordTrack, TrackColumn, columns, uncalled_intervals};
 use plimsoll_virus::output::Call;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 const LEFT: f64 = 32.0;
 const RIGHT: f64 = 54.0;
@@ -24,22 +28,30 @@ const NARROWEST: f64 = 1.0;
 const EVEN: f64 = 0.5;
 
 /// Scales and positions of a track.
-struct Axes {
-    across: Scale,
-    up: Scale,
+struct TrackAxes {
+    across: LinearScale,
+    up: LinearScale,
     /// Top of the row of each strand; `None` if scores are of both strands together.
     strands: Option<[f64; 2]>,
 }
 
+impl TrackAxes {
+    /// Coordinate of a base, counted from 0.
+    fn x(&self, base: u64) -> f64 {
+        self.across.at(base as f64)
+    }
+}
+
 /// Draws a track; returns the bottom coordinate.
-pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about: &About) -> f64 {
-    heading(scene, x, y, width, &track.entry, about);
-    let (top, bottom) = (y + 32.0, y + 32.0 + HEIGHT);
+pub fn draw(scene: &mut Scene, area: PanelArea, track: &RecordTrack, about: &About) -> f64 {
+    heading(scene, area, &track.entry, about);
+    let top = area.y + 32.0;
+    let bottom = area.y + 32.0 + HEIGHT;
     let end = track.entry.length.max(1) as f64;
     let first = bottom + 6.0;
-    let axes = Axes {
-        across: Scale { from: x + LEFT, to: x + width - RIGHT, end },
-        up: Scale { from: bottom, to: top, end: 1.0 },
+    let axes = TrackAxes {
+        across: LinearScale { from: area.x + LEFT, to: area.x + area.width - RIGHT, end },
+        up: LinearScale { from: bottom, to: top, end: 1.0 },
         strands: about.by_strand.then_some([first, first + STRAND + BETWEEN]),
     };
     grid(scene, &axes);
@@ -49,11 +61,11 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
     } else {
         let columns = columns(&track.windows, track.entry.length, inner_width as usize);
         envelope(scene, &axes, &columns);
-        let each = bases(track.entry.length / columns.len().max(1) as u64);
-        let text = font::shorten(&format!("range and mean of each {each}"), REMARK, inner_width);
+        let column_bases = bases(track.entry.length / columns.len().max(1) as u64);
+        let text = font::shorten(&format!("range and mean of each {column_bases}"), REMARK, inner_width);
         // Above the bars of regions.
         let above = if track.entry.regions.is_empty() { 5.0 } else { 8.0 };
-        scene.text(axes.across.to, top - above, Anchor::End, REMARK, text);
+        scene.text(axes.across.to, top - above, TextAnchor::End, REMARK, text);
     }
     regions(scene, &axes, &track.entry);
     labels(scene, &axes, track, about);
@@ -63,17 +75,18 @@ pub fn draw(scene: &mut Scene, x: f64, y: f64, width: f64, track: &Track, about:
 }
 
 /// Draws the id, length, call and counts of the record.
-fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow, about: &About) {
+fn heading(scene: &mut Scene, area: PanelArea, entry: &PredictionRow, about: &About) {
+    let PanelArea { x, y, width } = area;
     let length = bases(entry.length);
     let inner_width = width - font::width(&length, REMARK) - 10.0;
-    scene.text(x, y + 7.5, Anchor::Start, NAME, font::shorten(&entry.id, NAME, inner_width));
-    scene.text(x + width, y + 7.5, Anchor::End, REMARK, length);
+    scene.text(x, y + 7.5, TextAnchor::Start, NAME, font::shorten(&entry.id, NAME, inner_width));
+    scene.text(x + width, y + 7.5, TextAnchor::End, REMARK, length);
     let kind = TextStyle { bold: true, ink: style::word_ink(entry.call), ..LABEL };
     let word = style::word(entry.call);
-    scene.text(x, y + 16.5, Anchor::Start, kind, word);
+    scene.text(x, y + 16.5, TextAnchor::Start, kind, word);
     let silent = entry.windows - entry.scored;
     let mut parts = vec![];
-    parts.extend(entry.score.map(|number| format!("{} {number:.3}", of_record(about).0)));
+    parts.extend(entry.score.map(|number| format!("{} {number:.3}", score_names(about).long)));
     match entry.virus {
         Some(virus) if entry.scored > 0 => {
             parts.push(format!("{} of {} scored windows virus", count(virus), count(entry.scored)));
@@ -93,34 +106,45 @@ fn heading(scene: &mut Scene, x: f64, y: f64, width: f64, entry: &PredictionRow,
     while parts.len() > 1 && font::width(&parts.join(" · "), REMARK) > x + width - from {
         parts.pop();
     }
-    scene.text(from, y + 16.5, Anchor::Start, REMARK, parts.join(" · "));
+    scene.text(from, y + 16.5, TextAnchor::Start, REMARK, parts.join(" · "));
 }
 
-/// Names of the score of a record, long and short. That of a caller is calibrated for the length of the record, so it is
-/// not the mean of the scores of its windows.
-fn of_record(about: &About) -> (&'static str, &'static str) {
-    if about.by_strand { ("mean score", "mean") } else { ("score", "record") }
+/// Names of the score of a record.
+struct ScoreNames {
+    long: &'static str,
+    short: &'static str,
+}
+
+/// Names of the score of a record. That of a caller is calibrated for the length of the record, so it is not the mean of the
+/// scores of its windows.
+fn score_names(about: &About) -> ScoreNames {
+    if about.by_strand {
+        ScoreNames { long: "mean score", short: "mean" }
+    } else {
+        ScoreNames { long: "score", short: "record" }
+    }
 }
 
 /// Draws the score axis, its grid lines and the names of the strands.
-fn grid(scene: &mut Scene, axes: &Axes) {
-    let (left, right) = (axes.across.from, axes.across.to);
+fn grid(scene: &mut Scene, axes: &TrackAxes) {
+    let left = axes.across.from;
+    let right = axes.across.to;
     for tick in [0.0, EVEN, 1.0] {
         let y = axes.up.at(tick);
-        scene.line((left, y), (right, y), GRID, 0.5);
-        scene.text(left - 4.0, y + 2.3, Anchor::End, REMARK, score(tick));
+        scene.line(point(left, y), point(right, y), GRID, 0.5);
+        scene.text(left - 4.0, y + 2.3, TextAnchor::End, REMARK, score(tick));
     }
-    scene.text(left - 4.0, axes.up.to - 5.0, Anchor::End, REMARK, "score");
+    scene.text(left - 4.0, axes.up.to - 5.0, TextAnchor::End, REMARK, "score");
     for (top, name) in axes.strands.into_iter().flatten().zip(["+ strand", "− strand"]) {
-        scene.text(left - 4.0, top + STRAND - 0.9, Anchor::End, REMARK, name);
+        scene.text(left - 4.0, top + STRAND - 0.9, TextAnchor::End, REMARK, name);
     }
 }
 
 /// Draws a bar for each region, from its first to its last base, just above the line of score 1.
-fn regions(scene: &mut Scene, axes: &Axes, entry: &PredictionRow) {
+fn regions(scene: &mut Scene, axes: &TrackAxes, entry: &PredictionRow) {
     let mut bars = vec![];
     for region in &entry.regions {
-        let [left, right] = [region.start - 1, region.end].map(|base| axes.across.at(base as f64));
+        let [left, right] = [region.start - 1, region.end].map(|base| axes.x(base));
         // A region of a very long record stays visible.
         let width = (right - left).max(NARROWEST);
         bars.extend(rectangle(left.min(axes.across.to - width), axes.up.to - 4.0, width, 2.0));
@@ -129,19 +153,21 @@ fn regions(scene: &mut Scene, axes: &Axes, entry: &PredictionRow) {
 }
 
 /// Draws every window individually.
-fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
-    let place = |base: u64| axes.across.at(base as f64);
-    let mut edges: BTreeMap<usize, (Call, Vec<PathStep>)> = BTreeMap::new();
-    let (mut tints, mut cells) = (Cells::default(), Cells::default());
+fn windows(scene: &mut Scene, axes: &TrackAxes, track: &RecordTrack) {
+    let mut lines: BTreeMap<usize, (Call, Vec<PathStep>)> = BTreeMap::new();
+    let mut tints = CellsByColor::default();
+    let mut cells = CellsByColor::default();
     let even = axes.up.at(EVEN);
     for window in &track.windows {
-        let (left, right) = (place(window.start), place(window.end));
+        let left = axes.x(window.start);
+        let right = axes.x(window.end);
         if let Some(number) = window.score {
             let y = axes.up.at(number);
             let tint = style::ink(window.call).towards(WHITE, 0.78);
             tints.add(tint, rectangle(left, y.min(even), right - left, (y - even).abs()));
             let key = crate::survey::call_index(window.call);
-            edges.entry(key).or_insert((window.call, vec![])).1.extend(segment((left, y), (right, y)));
+            let line = segment(point(left, y), point(right, y));
+            lines.entry(key).or_insert((window.call, vec![])).1.extend(line);
         }
         for (strand, top) in window.strands.into_iter().zip(axes.strands.into_iter().flatten()) {
             if let Some(number) = strand {
@@ -150,77 +176,102 @@ fn windows(scene: &mut Scene, axes: &Axes, track: &Track) {
         }
     }
     tints.draw(scene);
-    for (call, steps) in edges.into_values() {
+    for (call, steps) in lines.into_values() {
         scene.shape(steps, Paint::Stroke { ink: style::ink(call), width: 1.5, dash: None });
     }
-    let stretches: Vec<(f64, f64)> =
-        uncalled_intervals(&track.windows).into_iter().map(|(start, end)| (place(start), place(end))).collect();
-    no_call(scene, axes, &stretches);
+    let uncalled = uncalled_intervals(&track.windows).into_iter();
+    hatch_uncalled(scene, axes, uncalled.map(|(start, end)| axes.x(start)..axes.x(end)));
     cells.draw(scene);
 }
 
 /// Draws the range and the mean of the scores in columns, for more windows than the width can show.
-fn envelope(scene: &mut Scene, axes: &Axes, columns: &[Column]) {
-    let step = (axes.across.to - axes.across.from) / columns.len() as f64;
-    let place = |index: usize| axes.across.from + step * index as f64;
-    let (high_ink, low_ink) = (style::ink(Call::Virus), style::ink(Call::Other));
-    let scored = |index: usize| columns[index].scores.count > 0;
-    let (mut above, mut below) = (vec![], vec![]);
-    for (from, to) in runs(columns.len(), scored) {
-        // The band between minimum and maximum, cut at `EVEN`: each half has the colour of its call.
-        let band = |low: f64, high: f64| -> Vec<PathStep> {
-            let edge = |index: usize, end: usize, number: f64| {
-                (place(index + end), axes.up.at(number.clamp(low, high)))
-            };
-            let upper = (from..to).flat_map(|i| [0, 1].map(|end| edge(i, end, columns[i].scores.high)));
-            let lower = (from..to).rev().flat_map(|i| [1, 0].map(|end| edge(i, end, columns[i].scores.low)));
-            outline(upper.chain(lower), true)
-        };
-        above.extend(band(EVEN, 1.0));
-        below.extend(band(0.0, EVEN));
+fn envelope(scene: &mut Scene, axes: &TrackAxes, columns: &[TrackColumn]) {
+    let width = (axes.across.to - axes.across.from) / columns.len() as f64;
+    let envelope = Envelope { axes, columns, width };
+    // The band between minimum and maximum is cut at `EVEN`: each half has the colour of its call.
+    let mut above = vec![];
+    let mut below = vec![];
+    for run in runs(columns.len(), |index| columns[index].scores.count > 0) {
+        above.extend(envelope.band(run.clone(), EVEN, 1.0));
+        below.extend(envelope.band(run, 0.0, EVEN));
     }
-    let mean = |index: usize| columns[index].scores.mean();
-    let line = |is_virus: bool| -> Vec<PathStep> {
-        let here = |index: usize| mean(index).is_some_and(|mean| (mean >= EVEN) == is_virus);
-        let step = |i: usize| [0, 1].map(|end| (place(i + end), axes.up.at(mean(i).unwrap_or(EVEN))));
-        let runs = runs(columns.len(), here).into_iter();
-        runs.flat_map(|(from, to)| outline((from..to).flat_map(step), false)).collect()
-    };
+    let high_ink = style::ink(Call::Virus);
+    let low_ink = style::ink(Call::Other);
     scene.shape(above, Paint::Fill(high_ink.towards(WHITE, 0.62)));
     scene.shape(below, Paint::Fill(low_ink.towards(WHITE, 0.62)));
     for (is_virus, ink) in [(false, low_ink), (true, high_ink)] {
-        scene.shape(line(is_virus), Paint::Stroke { ink, width: 0.9, dash: None });
+        scene.shape(envelope.mean_line(is_virus), Paint::Stroke { ink, width: 0.9, dash: None });
     }
-    let silent = |index: usize| columns[index].windows > 0 && columns[index].windows == columns[index].silent;
-    let stretches: Vec<(f64, f64)> =
-        runs(columns.len(), silent).into_iter().map(|(from, to)| (place(from), place(to))).collect();
-    no_call(scene, axes, &stretches);
-    let mut cells = Cells::default();
+    let is_uncalled =
+        |index: usize| columns[index].windows > 0 && columns[index].windows == columns[index].silent;
+    let uncalled = runs(columns.len(), is_uncalled).into_iter();
+    hatch_uncalled(scene, axes, uncalled.map(|run| envelope.left(run.start)..envelope.left(run.end)));
+    let mut cells = CellsByColor::default();
     for (index, column) in columns.iter().enumerate() {
         for (strand, top) in column.strands.iter().zip(axes.strands.into_iter().flatten()) {
             if let Some(mean) = strand.mean() {
-                cells.add(style::shade(mean), rectangle(place(index), top, step, STRAND));
+                cells.add(style::shade(mean), rectangle(envelope.left(index), top, width, STRAND));
             }
         }
     }
     cells.draw(scene);
 }
 
-/// Maximal ranges of consecutive indices for which `is` is true: first, and one past the last.
-fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<(usize, usize)> {
-    let mut runs: Vec<(usize, usize)> = vec![];
+/// The columns of a track, from left to right.
+struct Envelope<'a> {
+    axes: &'a TrackAxes,
+    columns: &'a [TrackColumn],
+    /// Width of a column in points.
+    width: f64,
+}
+
+impl Envelope<'_> {
+    /// Left edge of a column, which is the right edge of the column before it.
+    fn left(&self, index: usize) -> f64 {
+        self.axes.across.from + self.width * index as f64
+    }
+
+    /// Upper or lower edge of a column at a score: its left and its right end.
+    fn edge(&self, index: usize, score: f64) -> [ScenePoint; 2] {
+        let y = self.axes.up.at(score);
+        [point(self.left(index), y), point(self.left(index + 1), y)]
+    }
+
+    /// Area between the lowest and the highest scores of the columns of `run`, as far as they are in `low..=high`.
+    fn band(&self, run: Range<usize>, low: f64, high: f64) -> Vec<PathStep> {
+        let upper = run.clone().flat_map(|i| self.edge(i, self.columns[i].scores.high.clamp(low, high)));
+        // Back from the right end to the left one.
+        let lower = run.rev().flat_map(|i| {
+            let [left, right] = self.edge(i, self.columns[i].scores.low.clamp(low, high));
+            [right, left]
+        });
+        outline(upper.chain(lower), true)
+    }
+
+    /// Line through the means of the columns whose mean has the call "virus", or of the other columns with a score.
+    fn mean_line(&self, is_virus: bool) -> Vec<PathStep> {
+        let mean = |index: usize| self.columns[index].scores.mean();
+        let runs = runs(self.columns.len(), |i| mean(i).is_some_and(|mean| (mean >= EVEN) == is_virus));
+        let runs = runs.into_iter();
+        runs.flat_map(|run| outline(run.flat_map(|i| self.edge(i, mean(i).unwrap_or(EVEN))), false)).collect()
+    }
+}
+
+/// Maximal ranges of consecutive indices for which `is` is true.
+fn runs(count: usize, is: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = vec![];
     for index in (0..count).filter(|&index| is(index)) {
         match runs.last_mut() {
-            Some(run) if run.1 == index => run.1 += 1,
-            _ => runs.push((index, index + 1)),
+            Some(run) if run.end == index => run.end += 1,
+            _ => runs.push(index..index + 1),
         }
     }
     runs
 }
 
 /// Path through the points.
-pub fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<PathStep> {
-    let mut steps: Vec<PathStep> = points.map(|(x, y)| PathStep::Line(x, y)).collect();
+pub fn outline(points: impl Iterator<Item = ScenePoint>, close: bool) -> Vec<PathStep> {
+    let mut steps: Vec<PathStep> = points.map(|point| PathStep::Line(point.x, point.y)).collect();
     if let Some(first) = steps.first_mut()
         && let PathStep::Line(x, y) = *first
     {
@@ -233,19 +284,19 @@ pub fn outline(points: impl Iterator<Item = (f64, f64)>, close: bool) -> Vec<Pat
 }
 
 /// Hatches the intervals without a call, across both strands.
-fn no_call(scene: &mut Scene, axes: &Axes, stretches: &[(f64, f64)]) {
+fn hatch_uncalled(scene: &mut Scene, axes: &TrackAxes, intervals: impl Iterator<Item = Range<f64>>) {
     // Without rows for strands, a gap in the track says the same.
     let Some([top, _]) = axes.strands else { return };
     let height = 2.0 * STRAND + BETWEEN;
-    let lines = stretches.iter().flat_map(|&(left, right)| hatch(left, top, right - left, height, 2.6));
+    let lines = intervals.flat_map(|x| hatch(x.start, top, x.end - x.start, height, 2.6));
     scene.shape(lines.collect(), Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
 }
 
 /// Rectangles grouped by colour, so that each colour is one path.
 #[derive(Default)]
-struct Cells(BTreeMap<Color, Vec<PathStep>>);
+struct CellsByColor(BTreeMap<Color, Vec<PathStep>>);
 
-impl Cells {
+impl CellsByColor {
     fn add(&mut self, ink: Color, outline: [PathStep; 5]) {
         self.0.entry(ink).or_default().extend(outline);
     }
@@ -257,61 +308,76 @@ impl Cells {
     }
 }
 
+/// A text of the legend at the height of what it names.
+struct LegendText {
+    y: f64,
+    text: String,
+    kind: TextStyle,
+}
+
 /// Draws the legend to the right of the track: threshold, mean, calls and hatching.
-fn labels(scene: &mut Scene, axes: &Axes, track: &Track, about: &About) {
-    let (left, right) = (axes.across.from, axes.across.to);
-    let mut words = vec![];
+fn labels(scene: &mut Scene, axes: &TrackAxes, track: &RecordTrack, about: &About) {
+    let left = axes.across.from;
+    let right = axes.across.to;
+    let mut texts = vec![];
     if let Some(threshold) = about.threshold.map(f64::from) {
-        let line = axes.up.at(threshold);
-        scene.dashed((left, line), (right + 3.0, line), DARK, 0.7);
-        words.push((line, format!("threshold {}", score(threshold)), REMARK));
+        let y = axes.up.at(threshold);
+        scene.dashed(point(left, y), point(right + 3.0, y), DARK, 0.7);
+        texts.push(LegendText { y, text: format!("threshold {}", score(threshold)), kind: REMARK });
     }
     if let Some(mean) = track.entry.score {
         let y = axes.up.at(mean);
-        scene.line((right, y), (right + 3.0, y), DARK, 1.4);
-        words.push((y, format!("{} {mean:.3}", of_record(about).1), LABEL));
+        scene.line(point(right, y), point(right + 3.0, y), DARK, 1.4);
+        texts.push(LegendText { y, text: format!("{} {mean:.3}", score_names(about).short), kind: LABEL });
     }
-    let shown = |call| TextStyle {
-        bold: true,
-        ink: style::word_ink(if about.trained { call } else { Call::Untrained }),
-        ..LABEL
-    };
-    words.push((axes.up.to, style::word(Call::Virus).to_owned(), shown(Call::Virus)));
-    words.push((axes.up.from, style::word(Call::Other).to_owned(), shown(Call::Other)));
-    words.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let mut places: Vec<f64> = words.iter().map(|(y, _, _)| *y).collect();
-    separate_labels(&mut places, &vec![7.6; words.len()], axes.up.to - 3.8, axes.up.from + 3.8);
-    for ((_, word, kind), y) in words.into_iter().zip(places) {
-        scene.text(right + 5.0, y + 2.3, Anchor::Start, kind, word);
+    for (y, call) in [(axes.up.to, Call::Virus), (axes.up.from, Call::Other)] {
+        let ink = style::word_ink(if about.trained { call } else { Call::Untrained });
+        texts.push(LegendText {
+            y,
+            text: style::word(call).to_owned(),
+            kind: TextStyle { bold: true, ink, ..LABEL },
+        });
+    }
+    texts.sort_by(|a, b| a.y.total_cmp(&b.y));
+    let mut places: Vec<f64> = texts.iter().map(|text| text.y).collect();
+    separate_labels(&mut places, &vec![7.6; texts.len()], axes.up.to - 3.8, axes.up.from + 3.8);
+    for (LegendText { text, kind, .. }, y) in texts.into_iter().zip(places) {
+        scene.text(right + 5.0, y + 2.3, TextAnchor::Start, kind, text);
     }
     let Some(strands) = axes.strands else { return };
     if track.windows.iter().any(|window| window.call == Call::NoCall) {
-        let box_of = (right + 5.0, strands[0], 8.0, STRAND);
-        let lines = hatch(box_of.0, box_of.1, box_of.2, box_of.3, 2.6);
+        let lines = hatch(right + 5.0, strands[0], 8.0, STRAND, 2.6);
         scene.shape(lines, Paint::Stroke { ink: style::ink(Call::NoCall), width: 0.5, dash: None });
-        scene.text(right + 15.5, strands[0] + STRAND - 0.9, Anchor::Start, REMARK, style::word(Call::NoCall));
+        scene.text(
+            right + 15.5,
+            strands[0] + STRAND - 0.9,
+            TextAnchor::Start,
+            REMARK,
+            style::word(Call::NoCall),
+        );
     }
     if !track.every_frame && about.trained {
-        scene.text(right + 5.0, strands[1] + STRAND - 0.9, Anchor::Start, REMARK, "best frame only");
+        scene.text(right + 5.0, strands[1] + STRAND - 0.9, TextAnchor::Start, REMARK, "best frame only");
     }
 }
 
 /// Draws the position axis.
-fn ruler(scene: &mut Scene, axes: &Axes, y: f64) {
-    scene.line((axes.across.from, y), (axes.across.to, y), AXIS, 0.6);
-    let most = ((axes.across.to - axes.across.from) / 42.0) as u64;
-    let ticks = axes.across.ticks(most);
+fn ruler(scene: &mut Scene, axes: &TrackAxes, y: f64) {
+    scene.line(point(axes.across.from, y), point(axes.across.to, y), AXIS, 0.6);
+    // A tick in 42 points leaves room for its label.
+    let max_ticks = ((axes.across.to - axes.across.from) / 42.0) as u64;
+    let ticks = axes.across.ticks(max_ticks);
     for (tick, label) in ticks.iter().zip(base_labels(&ticks)) {
-        let x = axes.across.at(*tick as f64);
-        scene.line((x, y), (x, y + 2.0), AXIS, 0.6);
-        scene.text(x, y + 9.5, Anchor::Middle, REMARK, label);
+        let x = axes.x(*tick);
+        scene.line(point(x, y), point(x, y + 2.0), AXIS, 0.6);
+        scene.text(x, y + 9.5, TextAnchor::Middle, REMARK, label);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::track::Window;
+    use crate::track::TrackWindow;
     use plimsoll_virus::output::RegionRow;
 
     const WIDTH: f64 = LEFT + 400.0 + RIGHT;
@@ -323,10 +389,12 @@ mod tests {
     fn drawn_with(length: u64, windows: &[(u64, u64, Option<f64>)], regions: Vec<RegionRow>) -> Scene {
         let window = |&(start, end, score): &(u64, u64, Option<f64>)| {
             let call = score.map_or(Call::NoCall, |s| if s >= 0.5 { Call::Virus } else { Call::Other });
-            Window { start, end, score, call, strands: [score, None] }
+            TrackWindow { start, end, score, call, strands: [score, None] }
         };
-        let windows: Vec<Window> = windows.iter().map(window).collect();
-        let (call, score, count) = (Call::Virus, Some(0.5), windows.len() as u64);
+        let windows: Vec<TrackWindow> = windows.iter().map(window).collect();
+        let call = Call::Virus;
+        let score = Some(0.5);
+        let count = windows.len() as u64;
         let entry = PredictionRow {
             ordinal: 0,
             id: "r".into(),
@@ -345,7 +413,8 @@ mod tests {
         });
         let about = crate::results::about(&about).unwrap();
         let mut scene = Scene::new(WIDTH, String::new());
-        draw(&mut scene, 0.0, 0.0, WIDTH, &Track { entry, windows, every_frame: true }, &about);
+        let area = PanelArea { x: 0.0, y: 0.0, width: WIDTH };
+        draw(&mut scene, area, &RecordTrack { entry, windows, every_frame: true }, &about);
         scene
     }
 

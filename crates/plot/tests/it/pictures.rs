@@ -1,33 +1,36 @@
 //! Pictures of result folders: their content, their size, and folders that are refused.
 
 use crate::rig::{golden, read, run};
-use plimsoll_plot::{Format, Options, Output, plot};
+use plimsoll_plot::{PictureFormat, PictureOutput, PlotOptions, plot};
 use plimsoll_testing::{Folder, fixture};
 use std::error::Error;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-const OF_RECORDS: &str = "seq_name\tlength\tn_windows\tn_scored\tn_virus\tvirus_score\tprediction\n";
-const OF_WINDOWS: &str =
+const RECORDS_HEADER: &str = "seq_name\tlength\tn_windows\tn_scored\tn_virus\tvirus_score\tprediction\n";
+const WINDOWS_HEADER: &str =
     "seq_name\twindow\tstart\tend\tn_orfs\tbest_frame\tscore_other\tscore_virus\tprediction\n";
-const OF_FRAMES: &str = "Sequence_ID\tPrediction\tscore1\tscore2\n";
+const FRAMES_HEADER: &str = "Sequence_ID\tPrediction\tscore1\tscore2\n";
 
 /// A folder with results of `predict`.
-struct Results(Folder);
+struct PredictedFolder(Folder);
 
-impl Results {
-    /// `records` are ids with the scores of consecutive windows of 500 bases, which do not overlap.
+impl PredictedFolder {
+    /// Writes the tables of `records`. `records` are ids with the scores of consecutive windows of 500 bases, which do not overlap.
     fn new(test: &str, records: &[(&str, &[Option<f32>])]) -> Self {
-        let folder = Results(Folder::new(&format!("plot-{test}")));
-        let (mut predictions, mut windows, mut frames) =
-            (OF_RECORDS.to_owned(), OF_WINDOWS.to_owned(), OF_FRAMES.to_owned());
+        let folder = PredictedFolder(Folder::new(&format!("plot-{test}")));
+        let mut tables = PredictionTables {
+            predictions: RECORDS_HEADER.to_owned(),
+            windows: WINDOWS_HEADER.to_owned(),
+            frames: FRAMES_HEADER.to_owned(),
+        };
         for (id, scores) in records {
-            add(&mut predictions, &mut windows, &mut frames, id, scores);
+            tables.add(id, scores);
         }
-        folder.write("predictions.tsv", &predictions);
-        folder.write("windows.tsv", &windows);
-        folder.write("prediction_results.txt", &frames);
+        folder.write("predictions.tsv", &tables.predictions);
+        folder.write("windows.tsv", &tables.windows);
+        folder.write("prediction_results.txt", &tables.frames);
         let count = records.iter().map(|(_, scores)| scores.len()).sum();
         folder.write("run.json", &run_record(true, records.len(), count));
         folder
@@ -43,13 +46,13 @@ impl Results {
         self.write(name, &text.replacen(from, to, 1));
     }
 
-    fn options(&self, records: &[&str]) -> Options {
-        Options {
+    fn options(&self, records: &[&str]) -> PlotOptions {
+        PlotOptions {
             results: vec![self.0.path("")],
             records: records.iter().map(|id| (*id).to_owned()).collect(),
             series: vec![],
             log: false,
-            output: Output::Folder(self.0.path("plots"), vec![Format::Svg]),
+            output: PictureOutput::Folder(self.0.path("plots"), vec![PictureFormat::Svg]),
             width: 180.0,
             dpi: 100,
             force: true,
@@ -84,27 +87,46 @@ fn run_record(trained: bool, records: usize, windows: usize) -> String {
     record.to_string()
 }
 
-fn add(predictions: &mut String, windows: &mut String, frames: &mut String, id: &str, scores: &[Option<f32>]) {
-    let call = |score: f32| if score >= 0.5 { "virus" } else { "other" };
-    for (index, score) in scores.iter().enumerate() {
-        let (window, start, end) = (index + 1, index * 500 + 1, (index + 1) * 500);
-        let place = format!("{id}\t{window}\t{start}\t{end}");
-        match score {
-            None => writeln!(windows, "{place}\t0\tNA\tNA\tNA\tno_call"),
-            Some(score) => {
-                let (other, call) = (1.0 - score, call(*score));
-                writeln!(frames, "{id}_chunk_{window}R1\t{call}\t{other}\t{score}").expect("a String");
-                writeln!(windows, "{place}\t1\tR1\t{other}\t{score}\t{call}")
+/// The call that belongs to a score.
+fn call(score: f32) -> &'static str {
+    if score >= 0.5 { "virus" } else { "other" }
+}
+
+/// Texts of the tables of a prediction.
+struct PredictionTables {
+    predictions: String,
+    windows: String,
+    frames: String,
+}
+
+impl PredictionTables {
+    /// Adds a record with the scores of consecutive windows of 500 bases; each scored window has one open reading frame.
+    fn add(&mut self, id: &str, scores: &[Option<f32>]) {
+        for (index, score) in scores.iter().enumerate() {
+            let window = index + 1;
+            let start = index * 500 + 1;
+            let end = (index + 1) * 500;
+            let location = format!("{id}\t{window}\t{start}\t{end}");
+            match score {
+                None => writeln!(self.windows, "{location}\t0\tNA\tNA\tNA\tno_call"),
+                Some(score) => {
+                    let other = 1.0 - score;
+                    let call = call(*score);
+                    writeln!(self.frames, "{id}_chunk_{window}R1\t{call}\t{other}\t{score}").expect("a String");
+                    writeln!(self.windows, "{location}\t1\tR1\t{other}\t{score}\t{call}")
+                }
             }
+            .expect("a String");
         }
-        .expect("a String");
+        let scored: Vec<f32> = scores.iter().flatten().copied().collect();
+        let virus = scored.iter().filter(|score| **score >= 0.5).count();
+        let bases = scores.len() * 500;
+        let windows = scores.len();
+        let count = scored.len();
+        let mean = scored.iter().sum::<f32>() / count.max(1) as f32;
+        let result = if count == 0 { "NA\tno_call".to_owned() } else { format!("{mean:.6}\t{}", call(mean)) };
+        writeln!(self.predictions, "{id}\t{bases}\t{windows}\t{count}\t{virus}\t{result}").expect("a String");
     }
-    let scored: Vec<f32> = scores.iter().flatten().copied().collect();
-    let virus = scored.iter().filter(|score| **score >= 0.5).count();
-    let (bases, all, some) = (scores.len() * 500, scores.len(), scored.len());
-    let mean = scored.iter().sum::<f32>() / some.max(1) as f32;
-    let said = if some == 0 { "NA\tno_call".to_owned() } else { format!("{mean:.6}\t{}", call(mean)) };
-    writeln!(predictions, "{id}\t{bases}\t{all}\t{some}\t{virus}\t{said}").expect("a String");
 }
 
 const SMALL: &[(&str, &[Option<f32>])] =
@@ -112,7 +134,7 @@ const SMALL: &[(&str, &[Option<f32>])] =
 
 #[test]
 fn a_picture_is_as_it_was() {
-    let folder = Results::new("golden", SMALL);
+    let folder = PredictedFolder::new("golden", SMALL);
     let found = folder.pictures(&["a"]).concat();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/plot.svg");
     if std::env::var_os("UPDATE").is_some_and(|v| v == "1") {
@@ -124,9 +146,9 @@ fn a_picture_is_as_it_was() {
 
 #[test]
 fn the_same_results_give_the_same_bytes() {
-    let folder = Results::new("twice", SMALL);
-    let both = Output::Folder(folder.0.path("plots"), Format::ALL.to_vec());
-    let options = Options { output: both, ..folder.options(&["a"]) };
+    let folder = PredictedFolder::new("twice", SMALL);
+    let both = PictureOutput::Folder(folder.0.path("plots"), PictureFormat::ALL.to_vec());
+    let options = PlotOptions { output: both, ..folder.options(&["a"]) };
     let read = |options| -> Vec<Vec<u8>> {
         plot(options).expect("drawn").iter().map(|file| fs::read(file).expect("read")).collect()
     };
@@ -138,7 +160,7 @@ fn the_same_results_give_the_same_bytes() {
 
 #[test]
 fn texts_of_a_picture() {
-    let folder = Results::new("texts", SMALL);
+    let folder = PredictedFolder::new("texts", SMALL);
     let [overview, record] = &folder.pictures(&["b<&>"])[..] else { panic!("two pictures") };
     for wanted in [
         ">reads.fa<",
@@ -155,8 +177,8 @@ fn texts_of_a_picture() {
 }
 
 /// A folder with results of a caller: a record of three windows, one without a score, and a pair.
-fn called(test: &str, threshold: &str) -> Results {
-    let folder = Results::new(test, &[]);
+fn called(test: &str, threshold: &str) -> PredictedFolder {
+    let folder = PredictedFolder::new(test, &[]);
     let head = "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\tprediction\treason\tclass\n";
     let rows = "a\t2500\t3\t0.9\t0.8\t0.95\t0.1\tvirus\tNA\tphage\np\t600\t2\t0.4\t0.3\t0.5\t0.2\tno_call\tuncertain\tplant\n";
     folder.write("predictions.tsv", &format!("{head}{rows}"));
@@ -226,11 +248,11 @@ fn damaged_tables_of_a_caller() {
 
 #[test]
 fn untrained_results_say_so() {
-    let folder = Results::new("untrained", &[]);
-    let row = |table: &str, row: &str| format!("{table}{row}\n");
-    folder.write("predictions.tsv", &row(OF_RECORDS, "a\t900\t2\t1\tNA\tNA\tuntrained"));
+    let folder = PredictedFolder::new("untrained", &[]);
+    let record = "a\t900\t2\t1\tNA\tNA\tuntrained";
+    folder.write("predictions.tsv", &format!("{RECORDS_HEADER}{record}\n"));
     let windows = "a\t1\t1\t500\t1\tNA\tNA\tNA\tuntrained\na\t2\t401\t900\t0\tNA\tNA\tNA\tno_call";
-    folder.write("windows.tsv", &row(OF_WINDOWS, windows));
+    folder.write("windows.tsv", &format!("{WINDOWS_HEADER}{windows}\n"));
     folder.write("run.json", &run_record(false, 1, 2));
     fs::remove_file(folder.0.path("prediction_results.txt")).expect("removed");
     for picture in folder.pictures(&["a"]) {
@@ -243,7 +265,7 @@ fn a_record_of_100_000_windows_is_a_small_picture() {
     let score =
         |i: u32| (!i.is_multiple_of(3)).then_some((i.wrapping_mul(2_654_435_761) >> 8) as f32 / 16_777_216.0);
     let scores: Vec<Option<f32>> = (0..100_000).map(score).collect();
-    let folder = Results::new("long", &[("chr1", &scores)]);
+    let folder = PredictedFolder::new("long", &[("chr1", &scores)]);
     for picture in folder.pictures(&["chr1"]) {
         assert!((10_000..200_000).contains(&picture.len()), "{}", picture.len());
     }
@@ -255,7 +277,7 @@ fn any_number_of_records_is_a_small_picture() {
         let ids: Vec<String> = (0..count).map(|i| format!("read_{i}")).collect();
         let records: Vec<(&str, &[Option<f32>])> =
             ids.iter().map(|id| (id.as_str(), &[Some(0.75_f32), None][..])).collect();
-        let folder = Results::new("many", &records);
+        let folder = PredictedFolder::new("many", &records);
         let picture = &folder.pictures(&[])[0];
         assert!(picture.len() < 40_000, "{count}: {}", picture.len());
     }
@@ -263,14 +285,16 @@ fn any_number_of_records_is_a_small_picture() {
 
 /// Expects the error `wanted` after one edit of a table.
 fn check(name: &str, from: &str, to: &str, wanted: &str) {
-    let folder = Results::new("damage", SMALL);
+    let folder = PredictedFolder::new("damage", SMALL);
     folder.edit(name, from, to);
     assert_eq!(folder.fails(&["a"]), wanted);
 }
 
 #[test]
 fn damaged_and_foreign_tables_are_found_with_their_line() {
-    let (records, windows, frames) = ("predictions.tsv", "windows.tsv", "prediction_results.txt");
+    let records = "predictions.tsv";
+    let windows = "windows.tsv";
+    let frames = "prediction_results.txt";
     check(
         records,
         "c\t500\t1",
@@ -352,7 +376,7 @@ fn damaged_and_foreign_tables_are_found_with_their_line() {
 
 #[test]
 fn what_is_no_result_is_refused() {
-    let folder = Results::new("refused", SMALL);
+    let folder = PredictedFolder::new("refused", SMALL);
     let hint = "the nearest ids in predictions.tsv: `a`, `c`, `b<&>`";
     assert_eq!(folder.fails(&["a", "aa"]), format!("records=aa: no such record in FOLDER; {hint}"));
     folder.write("run.json", "{\"counts\": 1}");
@@ -372,11 +396,14 @@ fn what_is_no_result_is_refused() {
 
 #[test]
 fn nothing_is_replaced_unasked_and_nothing_half_written() {
-    let folder = Results::new("there", SMALL);
-    let options = Options { force: false, ..folder.options(&["a", "c"]) };
+    let folder = PredictedFolder::new("there", SMALL);
+    let options = PlotOptions { force: false, ..folder.options(&["a", "c"]) };
     folder.write("x.svg", "mine");
-    let file = Options { output: Output::File(folder.0.path("x.svg"), Format::Svg), ..folder.options(&["a"]) };
-    let text = plot(&Options { force: false, ..file.clone() }).expect_err("refused").to_string();
+    let file = PlotOptions {
+        output: PictureOutput::File(folder.0.path("x.svg"), PictureFormat::Svg),
+        ..folder.options(&["a"])
+    };
+    let text = plot(&PlotOptions { force: false, ..file.clone() }).expect_err("refused").to_string();
     assert!(text.contains("x.svg: the file already exists; use force"), "{text}");
     assert_eq!(read(folder.0.path("x.svg")), "mine");
     plot(&file).expect("replaced");
@@ -386,7 +413,7 @@ fn nothing_is_replaced_unasked_and_nothing_half_written() {
     folder.write("plots/record_c.svg", "mine");
     plot(&options).expect_err("refused");
     assert_eq!(fs::read_dir(folder.0.path("plots")).expect("read").count(), 1);
-    plot(&Options { force: true, ..options }).expect("replaced");
+    plot(&PlotOptions { force: true, ..options }).expect("replaced");
     assert_eq!(fs::read_dir(folder.0.path("plots")).expect("read").count(), 3);
 }
 
@@ -396,10 +423,12 @@ fn results_of_predict_are_read() {
     let folder = Folder::new("plot-predicted");
     let out = folder.path("out");
     run(&golden(&fixture("goldens/pipeline/reads.fa"), &out)).expect("predicted");
-    let output = Output::Folder(folder.path("plots"), vec![Format::Svg]);
+    let output = PictureOutput::Folder(folder.path("plots"), vec![PictureFormat::Svg]);
     let records = vec!["read_2".to_owned()];
-    let (results, series) = (vec![out], vec![]);
-    let options = Options { results, records, series, log: false, output, width: 89.0, dpi: 72, force: false };
+    let results = vec![out];
+    let series = vec![];
+    let options =
+        PlotOptions { results, records, series, log: false, output, width: 89.0, dpi: 72, force: false };
     let files = plot(&options).expect("drawn");
     let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
     assert_eq!(names, ["overview.svg", "record_read_2.svg"]);

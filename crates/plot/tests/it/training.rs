@@ -1,7 +1,7 @@
 //! Pictures of training runs: their content, the choice of series, and folders that are refused.
 
 use crate::rig::read;
-use plimsoll_plot::{Format, Options, Output, plot};
+use plimsoll_plot::{PictureFormat, PictureOutput, PlotOptions, plot};
 use plimsoll_testing::Folder;
 use std::fmt::Write;
 use std::fs;
@@ -11,9 +11,12 @@ use std::path::{Path, PathBuf};
 fn run(folder: &Folder, name: &str, steps: u64, rate: f64) -> PathBuf {
     let mut metrics = String::new();
     for step in 1..=steps {
-        let (x, part) = (step as f64, step as f64 / steps as f64);
-        let (loss, wave) = (1.0 + 4.0 * (-rate * 5.0 * part).exp(), 0.1 * (x * 0.7).sin());
-        let (first, memory) = (0.25 + 0.2 * part, 1_000_000 + 1000 * step);
+        let x = step as f64;
+        let part = step as f64 / steps as f64;
+        let loss = 1.0 + 4.0 * (-rate * 5.0 * part).exp();
+        let wave = 0.1 * (x * 0.7).sin();
+        let first = 0.25 + 0.2 * part;
+        let memory = 1_000_000 + 1000 * step;
         let rest = (1.0 - first) / 3.0;
         writeln!(
             metrics,
@@ -42,20 +45,20 @@ fn run(folder: &Folder, name: &str, steps: u64, rate: f64) -> PathBuf {
     path
 }
 
-fn options(folder: &Folder, runs: &[PathBuf]) -> Options {
-    Options {
+fn options(folder: &Folder, runs: &[PathBuf]) -> PlotOptions {
+    PlotOptions {
         results: runs.to_vec(),
         records: vec![],
         series: vec![],
         log: false,
-        output: Output::Folder(folder.path("plots"), vec![Format::Svg]),
+        output: PictureOutput::Folder(folder.path("plots"), vec![PictureFormat::Svg]),
         width: 180.0,
         dpi: 72,
         force: true,
     }
 }
 
-fn pictures(options: &Options) -> Vec<String> {
+fn pictures(options: &PlotOptions) -> Vec<String> {
     plot(options).expect("drawn").iter().map(read).collect()
 }
 
@@ -122,7 +125,8 @@ fn a_line_has_the_values_of_its_steps() {
     let places: Vec<(f64, f64)> = places.chunks(2).map(|pair| (pair[0], pair[1])).collect();
     assert_eq!(places.len(), values.len());
     // The axes are linear: equal distances on both for equal differences.
-    let (right, up) = ((places[3].0 - places[0].0) / 3.0, (places[0].1 - places[3].1) / 3.0);
+    let right = (places[3].0 - places[0].0) / 3.0;
+    let up = (places[0].1 - places[3].1) / 3.0;
     for (place, (value, step)) in places.iter().zip(values.iter().zip(0..)) {
         assert!((place.0 - places[0].0 - right * f64::from(step)).abs() < 0.02, "{places:?}");
         assert!((places[0].1 - place.1 - up * (value - 1.0)).abs() < 0.02, "{places:?}");
@@ -144,7 +148,7 @@ fn a_run_of_many_steps_is_a_small_picture() {
 fn series_are_chosen_by_name() {
     let folder = Folder::new("plot-training-series");
     let runs = [run(&folder, "one", 40, 0.5)];
-    let with = |series: &[&str]| Options {
+    let with = |series: &[&str]| PlotOptions {
         series: series.iter().map(|&name| name.to_owned()).collect(),
         ..options(&folder, &runs)
     };
@@ -154,17 +158,19 @@ fn series_are_chosen_by_name() {
     let files = plot(&with(&["expert_load", "lr"])).expect("drawn");
     let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
     assert_eq!(names, ["training.svg", "expert_load.svg"]);
-    let log = Options { log: true, ..with(&["lr"]) };
+    let log = PlotOptions { log: true, ..with(&["lr"]) };
     assert!(pictures(&log)[0].contains(">log<"));
-    let log = Options { log: true, ..with(&["memory", "expert_load"]) };
+    let log = PlotOptions { log: true, ..with(&["memory", "expert_load"]) };
     let refused = plot(&log).expect_err("refused").to_string();
     let wanted = "log: none of memory, expert_load can have a logarithmic axis; ";
     assert!(refused.starts_with(wanted), "{refused}");
-    let file =
-        |series: &[&str]| Options { output: Output::File(folder.path("x.png"), Format::Png), ..with(series) };
+    let file = |series: &[&str]| PlotOptions {
+        output: PictureOutput::File(folder.path("x.png"), PictureFormat::Png),
+        ..with(series)
+    };
     assert_eq!(plot(&file(&[])).expect("drawn").len(), 1);
     assert_eq!(plot(&file(&["expert_load"])).expect("drawn").len(), 1);
-    let fails = |options: &Options| plot(options).expect_err("refused").to_string();
+    let fails = |options: &PlotOptions| plot(options).expect_err("refused").to_string();
     assert!(fails(&file(&["expert_load", "lr"])).contains("give a folder with output"));
     let text = fails(&with(&["los"]));
     let known = "loss, validation_loss, auxiliary, balance_loss, lr, grad_norm, tokens_per_second, memory, \
@@ -179,7 +185,7 @@ fn folders_and_options_that_do_not_belong_together() {
     let one = run(&folder, "one", 10, 0.5);
     let other = folder.path("other");
     fs::create_dir_all(&other).expect("created");
-    let fails = |options: &Options| {
+    let fails = |options: &PlotOptions| {
         let text = plot(options).expect_err("refused").to_string();
         text.replace(&folder.path("").display().to_string(), "")
     };
@@ -193,14 +199,14 @@ fn folders_and_options_that_do_not_belong_together() {
         fails(&options(&folder, &[one.clone(), missing.clone()])),
         "one is a training run and missing does not exist; give only training runs, or one folder of a prediction"
     );
-    let log = Options { log: true, ..options(&folder, &[missing]) };
+    let log = PlotOptions { log: true, ..options(&folder, &[missing]) };
     assert_eq!(fails(&log), "missing: there is no such folder; check the path");
-    let records = Options { records: vec!["a".to_owned()], ..options(&folder, std::slice::from_ref(&one)) };
+    let records = PlotOptions { records: vec!["a".to_owned()], ..options(&folder, std::slice::from_ref(&one)) };
     assert_eq!(
         fails(&records),
         "records is for predictions, and one is a training run; omit records, or choose charts with series"
     );
-    let log = Options { log: true, ..options(&folder, std::slice::from_ref(&other)) };
+    let log = PlotOptions { log: true, ..options(&folder, std::slice::from_ref(&other)) };
     assert_eq!(fails(&log), "log is for training runs, and other is not one; omit log");
     let two = options(&folder, &[other.clone(), other]);
     assert!(fails(&two).starts_with("the pictures of a prediction are of one folder"));

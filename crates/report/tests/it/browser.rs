@@ -49,7 +49,8 @@ impl Browser {
             .stdout(Stdio::piped())
             .spawn()
             .expect("sh starts");
-        let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        let input = child.stdin.take().expect("piped");
+        let output = child.stdout.take().expect("piped");
         let mut browser =
             Browser { child, input, output: BufReader::new(output), profile, session: None, number: 0 };
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"}));

@@ -1,7 +1,7 @@
 //! Pages in Chromium: what they show after clicks equals what is computed from the tables here.
 
 use crate::browser::Browser;
-use plimsoll_report::{Options, report};
+use plimsoll_report::{ReportOptions, report};
 use plimsoll_testing::Folder;
 use serde_json::{Value, json};
 
@@ -45,8 +45,10 @@ fn folder_with_page(records: &[Record]) -> Folder {
         "seq_name\tlength\tn_windows\tvirus_score\tlow\thigh\tfdr\tprediction\treason\tclass\n".to_owned();
     let mut windows = "seq_name\tstart\tend\tmargin\tvirus_score\tclass\n".to_owned();
     for record in records {
-        let (name, length) = (&record.name, record.length);
-        let (score, reason) = (shown(record), if record.score.is_none() { "short" } else { "NA" });
+        let name = &record.name;
+        let length = record.length;
+        let score = shown(record);
+        let reason = if record.score.is_none() { "short" } else { "NA" };
         let class = record.class.unwrap_or("NA");
         predictions += &format!(
             "{name}\t{length}\t2\t{score}\t{score}\t{score}\t{score}\t{}\t{reason}\t{class}\n",
@@ -61,8 +63,9 @@ fn folder_with_page(records: &[Record]) -> Folder {
     folder.write("predictions.tsv", predictions);
     folder.write("windows.tsv", windows);
     folder.write("run.json", run.to_string());
-    let (results, output) = (vec![folder.0.clone()], folder.path("page.html"));
-    report(&Options { results, output, title: None, force: false }).expect("a page");
+    let results = vec![folder.0.clone()];
+    let output = folder.path("page.html");
+    report(&ReportOptions { results, output, title: None, force: false }).expect("a page");
     folder
 }
 

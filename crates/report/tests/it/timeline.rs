@@ -1,7 +1,7 @@
 //! Pages of timelines in Chromium: what they show equals the plan.
 
 use crate::browser::Browser;
-use plimsoll_report::timeline::{Measured, Planned, write};
+use plimsoll_report::timeline::{MeasuredStep, PlannedTimeline, write};
 use plimsoll_runtime::price::{self, PriceRequest};
 use plimsoll_runtime::timeline::{Timeline, TimelineTensor};
 use plimsoll_runtime::{Room, Streaming, Target};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
 
-fn planned(model: &str, tokens: u64) -> Planned {
+fn planned(model: &str, tokens: u64) -> PlannedTimeline {
     let target = Target::named("h200").expect("built in");
     let request = PriceRequest {
         tokens: Some(tokens),
@@ -22,11 +22,11 @@ fn planned(model: &str, tokens: u64) -> Planned {
     };
     let timeline = price::program(model, &request).expect("planned").timeline();
     let budget = timeline.peak.0 + timeline.peak.0 / 10;
-    Planned { title: model.to_owned(), timeline, budget: Some(budget), process: 0, measured: None }
+    PlannedTimeline { title: model.to_owned(), timeline, budget: Some(budget), process: 0, measured: None }
 }
 
 /// Writes the page of the plans; returns its folder, which is removed with it, and its path.
-fn page(plans: &[Planned]) -> (Folder, PathBuf) {
+fn page(plans: &[PlannedTimeline]) -> (Folder, PathBuf) {
     let folder = Folder::new("timeline");
     let path = folder.path("page.html");
     write(&path, plans).expect("a page");
@@ -174,7 +174,8 @@ fn in_chromium_two_plans_are_compared_on_a_phone() {
 fn a_page_of_a_thousand_layers_has_at_most_5_mb() {
     let mut plan = planned("facebook/esm2_t6_8M_UR50D", 16_384);
     let small = plan.timeline.clone();
-    let (count, blocks) = (small.instructions.len(), 167);
+    let count = small.instructions.len();
+    let blocks = 167;
     let named = |name: &str, layer: Option<u32>, block: u32| {
         layer.map_or(name.to_owned(), |l| name.replace(&format!(".{l}."), &format!(".{}.", l + 6 * block)))
     };
@@ -222,7 +223,7 @@ fn in_chromium_a_measured_step_is_set_over_the_plan() {
     let peak = plan.timeline.peak.0;
     let memory =
         vec![("process, measured".to_owned(), vec![(0, peak / 2), (slowest, peak + 1000), (count - 1, peak)])];
-    plan.measured = Some(Measured { seconds, step: [4000, 12], memory });
+    plan.measured = Some(MeasuredStep { seconds, step: [4000, 12], memory });
     let (_folder, path) = page(std::slice::from_ref(&plan));
     let text = fs::read_to_string(&path).expect("a page");
     assert!(

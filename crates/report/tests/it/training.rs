@@ -1,7 +1,7 @@
 //! Pages of training runs in Chromium: the values that they show equal those of metrics.jsonl.
 
 use crate::browser::Browser;
-use plimsoll_report::{Options, report};
+use plimsoll_report::{ReportOptions, report};
 use plimsoll_testing::Folder;
 use plimsoll_train::charts::number;
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ fn run(folder: &Folder, name: &str, steps: u64, rate: f64) -> PathBuf {
 fn page(folder: &Folder, results: &[PathBuf]) -> PathBuf {
     let output = folder.path("page.html");
     let results = results.to_vec();
-    report(&Options { results, output: output.clone(), title: None, force: true }).expect("a page");
+    report(&ReportOptions { results, output: output.clone(), title: None, force: true }).expect("a page");
     output
 }
 

@@ -3,7 +3,7 @@
 
 use crate::process::NAME;
 use crate::{RuntimeError, machine};
-use plimsoll_data::sequence::Extent;
+use plimsoll_data::sequence::InputExtent;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Bill, Ledger, LimitKind, PlanError, Program, Room, Staging};
 use plimsoll_setting::Setting;
@@ -61,11 +61,11 @@ impl Budget {
 
     /// Record sizes to plan for where the input is a pipe, whose size cannot be measured: a 64th of the host budget for
     /// the longest record, a 16th for the names of all records. `None` without a host budget.
-    pub fn of_pipe(&self) -> Option<Extent> {
+    pub fn of_pipe(&self) -> Option<InputExtent> {
         let budget = self.of_host()?;
         // 1 KiB for each 4 GiB of the budget; names of real records are far shorter.
         let longest_name = (budget.0 >> 22).clamp(64, 4096);
-        Some(Extent {
+        Some(InputExtent {
             records: budget.0 / 16 / NAME,
             longest: budget.0 / 64,
             name: String::new(),

@@ -6,7 +6,7 @@ use super::tensors::rows;
 use crate::report::path_text;
 use crate::{ModelError, RuntimeError};
 use plimsoll_data::tokenize::esm;
-use plimsoll_data::weights::{FOLDER_FILES, HubEnv, ObjectKind, Value, Weights, read_pt_object};
+use plimsoll_data::weights::{FOLDER_FILES, HubEnv, ObjectKind, PickleValue, Weights, read_pt_object};
 use plimsoll_models::{Encoder, Esm2Config, KNOWN, TrainingTask, known};
 use serde::Serialize;
 use std::fs;
@@ -177,7 +177,7 @@ fn stated(file: &Path) -> Result<Option<Esm2Sizes>, RuntimeError> {
 }
 
 /// The sizes among the arguments of a training run; `None` if one is missing.
-fn sizes_of(arguments: Value<'_>) -> Option<Esm2Sizes> {
+fn sizes_of(arguments: PickleValue<'_>) -> Option<Esm2Sizes> {
     Some(Esm2Sizes {
         layers: size(arguments, "encoder_layers")?,
         hidden_size: size(arguments, "encoder_embed_dim")?,
@@ -189,12 +189,12 @@ fn sizes_of(arguments: Value<'_>) -> Option<Esm2Sizes> {
     })
 }
 
-fn size(arguments: Value<'_>, name: &str) -> Option<u64> {
+fn size(arguments: PickleValue<'_>, name: &str) -> Option<u64> {
     u64::try_from(member(arguments, name)?.as_i64()?).ok()
 }
 
 /// Returns an entry of a dict or an attribute of a Namespace.
-fn member<'a>(value: Value<'a>, name: &str) -> Option<Value<'a>> {
+fn member<'a>(value: PickleValue<'a>, name: &str) -> Option<PickleValue<'a>> {
     value.get(name).or_else(|| value.attribute(name))
 }
 

@@ -50,7 +50,7 @@ use crate::{Level, Observer, OomPhase, Progress, RuntimeError};
 use admission::OomFallback;
 use frames::FramesInput;
 use planned::Reload;
-use plimsoll_data::pack::{Fill, Order, Pack, Packer};
+use plimsoll_data::pack::{Fill, Order, Packer, TokenPack};
 use plimsoll_exec::{DeviceError, Executor};
 use plimsoll_graph::Counts;
 use plimsoll_plan::{InputId, Program, step_seconds};
@@ -109,13 +109,13 @@ struct SessionState {
 struct ReadyPack {
     /// Index of the model.
     model: usize,
-    pack: Pack,
+    pack: TokenPack,
 }
 
 impl ReadyPack {
     /// Expected duration of the step in seconds.
     fn seconds(&self, program: &Program) -> f64 {
-        let Pack { tokens, spans, .. } = &self.pack;
+        let TokenPack { tokens, spans, .. } = &self.pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
         step_seconds(&program.plans()[self.model].1.graph, program.target(), counts)
     }
@@ -468,7 +468,7 @@ impl<'a> StepSession<'a> {
                 if let (Some(InputValues::I32(tokens)), Some(InputValues::Spans(spans))) =
                     (inputs.next(), inputs.next())
                 {
-                    packer.recycle(Pack { tokens, spans, owners: keys });
+                    packer.recycle(TokenPack { tokens, spans, owners: keys });
                 }
             }
             SessionInputs::Rows { spare, .. } => {
@@ -624,7 +624,7 @@ impl<'a> StepSession<'a> {
                     if let (Some(InputValues::I32(tokens)), Some(InputValues::Spans(spans))) =
                         (inputs.next(), inputs.next())
                     {
-                        let pack = Pack { tokens, spans, owners };
+                        let pack = TokenPack { tokens, spans, owners };
                         self.state.ready.push_front(ReadyPack { model, pack });
                     }
                 }
@@ -705,7 +705,7 @@ impl<'a> StepSession<'a> {
         let SessionInputs::Packed { ids, spans: spans_input, firsts, lasts, frames, .. } = inputs else {
             return;
         };
-        let Pack { tokens, spans, owners } = pack;
+        let TokenPack { tokens, spans, owners } = pack;
         let counts = Counts { tokens: tokens.len() as u64, sequences: spans.len() as u64, packs: 1 };
         let firsts =
             firsts.map(|input| (input, InputValues::I32(spans.iter().map(|[start, _]| *start).collect())));

@@ -3,7 +3,7 @@
 
 use crate::ToolError;
 use plimsoll_data::sequence::Reader;
-use plimsoll_data::weights::{PtObject, Value, read_pt_object};
+use plimsoll_data::weights::{PickleValue, PtObject, read_pt_object};
 use plimsoll_runtime::RuntimeError;
 use std::collections::HashMap;
 use std::fs;
@@ -151,7 +151,7 @@ fn unreadable(path: &Path) -> ToolError {
 }
 
 /// Rows of DNABERT-S's file: `{data: [{label, mean_representation: [float]}]}`.
-fn labelled(root: Value<'_>) -> Option<Vec<NamedRow>> {
+fn labelled(root: PickleValue<'_>) -> Option<Vec<NamedRow>> {
     root.get("data")?
         .items()
         .map(|item| {

@@ -8,7 +8,7 @@ use super::program::{self, PlanLimits};
 use super::trained_model::MAX_LAYERS;
 use crate::TrainError;
 use crate::feed::{self, TrainFeed};
-use plimsoll_data::train::HostMemory;
+use plimsoll_data::train::DataMemory;
 use plimsoll_graph::Bytes;
 use plimsoll_graph::limits::MAX_ROWS;
 use plimsoll_plan::{PlanError, Staging, Target, grow};
@@ -43,7 +43,7 @@ pub struct LargestRun {
     /// The configuration with the refused value set.
     pub refused_config: Option<TrainConfig>,
     /// Host memory of the data with the refused value.
-    refused_data: Vec<HostMemory>,
+    refused_data: Vec<DataMemory>,
     /// The plans of the configuration with the largest value.
     pub found: plimsoll_plan::TrainingChoice,
     /// Memory of a run outside its plans.
@@ -53,7 +53,7 @@ pub struct LargestRun {
 /// Host memory of a run outside its plans, which is part of the budget where the plans are in host memory.
 pub struct RunMemory {
     budget: Budget,
-    data: Vec<HostMemory>,
+    data: Vec<DataMemory>,
     /// The data, if it is on this machine.
     feed: Option<TrainFeed>,
 }

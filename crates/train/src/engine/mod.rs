@@ -25,7 +25,7 @@ use super::priced;
 use crate::config::{Auto, PROCESS};
 use crate::error::{TrainError, TrainPhase};
 use joined::{BatchLimit, JoinedBatch};
-use plimsoll_data::train::{HostMemory, Split};
+use plimsoll_data::train::{DataMemory, Split};
 use plimsoll_data::weights::HubEnv;
 use plimsoll_graph::{Bounds, Bytes, Counts, Graph, NodeId};
 use plimsoll_plan::{
@@ -210,7 +210,7 @@ pub struct PackBounds {
 }
 
 impl RunPlanReport {
-    fn of(program: &Program, data_memory: &[HostMemory], pack: Bounds) -> Result<Self, TrainError> {
+    fn of(program: &Program, data_memory: &[DataMemory], pack: Bounds) -> Result<Self, TrainError> {
         let pack = PackBounds { tokens: pack.tokens, sequences: pack.sequences };
         let data = data_memory.iter().map(|part| (part.what, part.bytes)).collect();
         Ok(Self { plan: price::report(program)?, data, pack })
@@ -315,15 +315,15 @@ fn scratch_folder(config: &TrainConfig) -> PathBuf {
 }
 
 /// Host memory that the data holds; `evaluates` tells whether training and validation data are read at the same time.
-fn data_memory_of(config: &TrainConfig, feed: &TrainFeed, evaluates: bool) -> Vec<HostMemory> {
+fn data_memory_of(config: &TrainConfig, feed: &TrainFeed, evaluates: bool) -> Vec<DataMemory> {
     let mut data_memory = feed.host_bytes(evaluates);
     let bytes = JoinedBatch::host_bytes(program::largest(config), feed);
-    data_memory.push(HostMemory { what: "joined packs", bytes });
+    data_memory.push(DataMemory { what: "joined packs", bytes });
     data_memory
 }
 
 /// Sum of the sizes of host memory.
-fn total_bytes(data_memory: &[HostMemory]) -> Bytes {
+fn total_bytes(data_memory: &[DataMemory]) -> Bytes {
     data_memory.iter().map(|h| Bytes(h.bytes)).sum()
 }
 
@@ -336,7 +336,7 @@ struct PreparedTraining {
     model: TrainedModel,
     feed: TrainFeed,
     /// Host memory held by the data.
-    data_memory: Vec<HostMemory>,
+    data_memory: Vec<DataMemory>,
 }
 
 impl PreparedTraining {
@@ -414,9 +414,9 @@ fn beyond_reserved(config: &TrainConfig, settings: &Settings) -> Vec<Staging> {
 const CHECKPOINT: u64 = 4 << 20;
 
 /// Converts bounds of a graph to bounds of the data pipeline.
-fn data_bounds(bounds: Bounds) -> plimsoll_data::train::Bounds {
+fn data_bounds(bounds: Bounds) -> plimsoll_data::train::PackLimits {
     let Bounds { tokens, sequences, longest, .. } = bounds;
-    plimsoll_data::train::Bounds {
+    plimsoll_data::train::PackLimits {
         tokens: tokens as usize,
         sequences: sequences as usize,
         longest: longest as usize,
@@ -424,7 +424,7 @@ fn data_bounds(bounds: Bounds) -> plimsoll_data::train::Bounds {
 }
 
 /// Adds the memory held by the data to the bill of an over-budget error, so that the bill covers the whole process.
-fn bill_with_data(error: RuntimeError, budget: Bytes, data_memory: &[HostMemory]) -> RuntimeError {
+fn bill_with_data(error: RuntimeError, budget: Bytes, data_memory: &[DataMemory]) -> RuntimeError {
     let RuntimeError::Plan(PlanError::OverBudget(mut bill)) = error else { return error };
     bill.budget = budget;
     data_memory.iter().for_each(|h| bill.ledger.add(&format!("data: {}", h.what), Bytes(h.bytes)));

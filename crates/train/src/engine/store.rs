@@ -5,7 +5,7 @@
 use super::trained_model::TrainedModel;
 use crate::TrainError;
 use crate::{StatePart, StoredTensor};
-use plimsoll_data::weights::{DType, f32_to_bf16, f32_to_f16};
+use plimsoll_data::weights::{FileDType, f32_to_bf16, f32_to_f16};
 use plimsoll_exec::{PersistentKind, PersistentTensor};
 use plimsoll_graph::{Param, ParamPiece, StateDef, StateRole};
 use plimsoll_plan::Location;
@@ -89,8 +89,11 @@ impl CheckpointTensors {
                 continue;
             }
             file.extend(trained.carried_tensors().into_iter().map(|carried| {
-                let stored =
-                    StoredTensor { name: carried.name, dtype: DType::F32, shape: carried.piece.shape.clone() };
+                let stored = StoredTensor {
+                    name: carried.name,
+                    dtype: FileDType::F32,
+                    shape: carried.piece.shape.clone(),
+                };
                 CheckpointTensor { stored, at: Location::in_arena(0), held: 0..0, piece: Some(carried.piece) }
             }));
             // Tied weights are one parameter with one name, and appear once in the file.
@@ -136,9 +139,9 @@ impl CheckpointTensors {
             let mut values = vec![0.0; (elements.end - elements.start) as usize];
             trained.tensor(self.seed, piece, elements.start, &mut values)?;
             for (x, bytes) in values.iter().zip(out.chunks_exact_mut(size as usize)) {
-                if t.stored.dtype == DType::BF16 {
+                if t.stored.dtype == FileDType::BF16 {
                     bytes.copy_from_slice(&f32_to_bf16(*x).to_le_bytes());
-                } else if t.stored.dtype == DType::F16 {
+                } else if t.stored.dtype == FileDType::F16 {
                     bytes.copy_from_slice(&f32_to_f16(*x).to_le_bytes());
                 } else {
                     bytes.copy_from_slice(&x.to_le_bytes());
@@ -211,13 +214,13 @@ fn piece_of(
     Some(CheckpointTensor { stored, at, held, piece: Some(piece.clone()) })
 }
 
-fn dtype(dtype: plimsoll_graph::DType) -> DType {
+fn dtype(dtype: plimsoll_graph::DType) -> FileDType {
     match dtype {
-        plimsoll_graph::DType::F32 => DType::F32,
-        plimsoll_graph::DType::Bf16 => DType::BF16,
-        plimsoll_graph::DType::F16 => DType::F16,
-        plimsoll_graph::DType::I32 => DType::I32,
+        plimsoll_graph::DType::F32 => FileDType::F32,
+        plimsoll_graph::DType::Bf16 => FileDType::BF16,
+        plimsoll_graph::DType::F16 => FileDType::F16,
+        plimsoll_graph::DType::I32 => FileDType::I32,
         // Trained tensors are never quantized: the compiler rejects that.
-        plimsoll_graph::DType::F8 | plimsoll_graph::DType::I8 | plimsoll_graph::DType::U8 => DType::U8,
+        plimsoll_graph::DType::F8 | plimsoll_graph::DType::I8 | plimsoll_graph::DType::U8 => FileDType::U8,
     }
 }

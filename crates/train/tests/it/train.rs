@@ -2,7 +2,7 @@
 //! the seed, the position in the data and the optimizer state. Invariant: the loop is tested only through the
 //! traits, so the tested guarantees hold for every implementation.
 
-use plimsoll_data::weights::DType;
+use plimsoll_data::weights::FileDType;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Remedy;
 use plimsoll_runtime::report::to_json;
@@ -244,7 +244,7 @@ impl Stepper for Toy {
 impl Tensors for Toy {
     fn tensors(&self, part: StatePart) -> Vec<StoredTensor> {
         let stored =
-            |name: &str, n: u64| StoredTensor { name: name.to_owned(), dtype: DType::F32, shape: vec![n] };
+            |name: &str, n: u64| StoredTensor { name: name.to_owned(), dtype: FileDType::F32, shape: vec![n] };
         match part {
             StatePart::Model => vec![stored("a", 2), stored("b", 3)],
             StatePart::State => vec![stored("momentum", if self.is_huge { 1 << 58 } else { 5 })],

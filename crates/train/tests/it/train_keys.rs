@@ -246,7 +246,7 @@ fn config(flags: &[String]) -> TrainConfig {
 
 /// Runs or plans a configuration as far as `changes` needs, and returns its observable effect as text.
 fn look(changes: Changes, key: &str, c: &TrainConfig) -> Result<String, TrainError> {
-    let bounds = plimsoll_data::train::Bounds { tokens: 8, sequences: 1, longest: 2 };
+    let bounds = plimsoll_data::train::PackLimits { tokens: 8, sequences: 1, longest: 2 };
     Ok(match changes {
         Data if c.model.kind == ModelKind::Head => format!("{:?}", feed::row_settings(c, 8)?),
         Data if c.model.kind == ModelKind::Caller => format!("{:?}", feed::crop_settings(c, bounds)?),

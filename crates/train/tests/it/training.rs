@@ -2,7 +2,7 @@
 //! the run, and the fusion of a single micro-step with the update do not change a bit of the weights.
 
 use crate::train::{RecordingObserver, bits, lines};
-use plimsoll_data::weights::{DType, StoredAs, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{FileDType, StoredAs, TensorData, Weights, write_safetensors};
 use plimsoll_graph::Bytes;
 use plimsoll_runtime::{Device, Failure, Level, Observer, Progress, Silent};
 use plimsoll_setting::Setting;
@@ -431,7 +431,9 @@ fn weights_are_averaged() {
             let master = |name: &str| state.iter().find(|(there, _)| *there == format!("master {name}"));
             let pick = |(name, own): (String, Vec<f32>)| match master(&name) {
                 Some((_, values)) => Some((name, values.clone())),
-                None => (file.tensor(&name).expect("a tensor").dtype() == DType::F32).then_some((name, own)),
+                None => {
+                    (file.tensor(&name).expect("a tensor").dtype() == FileDType::F32).then_some((name, own))
+                }
             };
             values(&checkpoint.join("model.safetensors")).into_iter().filter_map(pick).collect()
         };

@@ -12,7 +12,7 @@ use crate::pipeline::letters::{LetterCounts, WindowLetters};
 use crate::pipeline::record::{MethodRecord, RunRecord};
 use crate::pipeline::records::WindowBatch;
 use crate::pipeline::shape::{HostCosts, MethodNames, MethodShape, StageNames};
-use plimsoll_data::chunk::{Chunk, chunks};
+use plimsoll_data::window::{RecordWindow, record_windows};
 use plimsoll_runtime::RuntimeError;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ impl GcContent {
             head: None,
             length: length as u64,
             sequences: |_| 1,
-            window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
+            window_lengths: |record, window| record_windows(record, window).map(|window| window.len).collect(),
             sequences_of_window: Some(0),
             names: MethodNames {
                 stages: StageNames { whole: "the bases", split: None },
@@ -88,8 +88,8 @@ pub(crate) struct GcWindows {
 
 impl WindowSource for GcWindows {
     fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
-        let windows = chunks(record.len(), self.length);
-        Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
+        let windows = record_windows(record.len(), self.length);
+        Box::new(windows.map(|location| CutWindow { location, overlap: 0, left_out: LetterCounts::default() }))
     }
 
     fn tokenizer(&self) -> Box<dyn WindowTokenizer> {
@@ -114,7 +114,7 @@ struct GcWriter {
     common: CommonResults,
     windows: TableWriter,
     /// Windows of the current record.
-    record_windows: Vec<Chunk>,
+    record_windows: Vec<RecordWindow>,
 }
 
 impl ResultsWriter for GcWriter {
@@ -124,21 +124,21 @@ impl ResultsWriter for GcWriter {
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
         self.common.counts.windows += 1;
-        self.record_windows.push(window.chunk);
+        self.record_windows.push(window.location);
         Ok(())
     }
 
     fn record(&mut self, record: &RecordEnd<'_>) -> Result<(), OutputError> {
         self.common.counts.records += 1;
-        for chunk in std::mem::take(&mut self.record_windows) {
-            let bases = record.text.map_or(&[][..], |text| &text.sequence[chunk.start..chunk.end()]);
-            let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / chunk.len as f64;
+        for location in std::mem::take(&mut self.record_windows) {
+            let bases = record.text.map_or(&[][..], |text| &text.sequence[location.start..location.end()]);
+            let gc = bases.iter().filter(|base| b"GCgc".contains(base)).count() as f64 / location.len as f64;
             let prediction = if gc >= 0.5 { "virus" } else { "other" };
             let name = Field(record.id);
             self.windows.row(format_args!(
                 "{name}\t{}\t{}\t{gc:.3}\t{prediction}{}",
-                chunk.start + 1,
-                chunk.end(),
+                window.start + 1,
+                window.end(),
                 self.common.source()
             ))?;
         }

@@ -20,7 +20,7 @@ use crate::pipeline::queue::SequenceResult;
 use crate::pipeline::record::{MethodRecord, RunRecord};
 use crate::pipeline::records::{TEXTS, WindowBatch};
 use crate::pipeline::shape::MethodShape;
-use plimsoll_data::chunk::Chunk;
+use plimsoll_data::window::RecordWindow;
 use plimsoll_runtime::session::WeightSource;
 use plimsoll_runtime::{Observer, RuntimeError};
 use serde_json::Value;
@@ -147,7 +147,7 @@ pub(crate) trait WindowTokenizer: Send {
 /// A window of a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CutWindow {
-    pub(crate) chunk: Chunk,
+    pub(crate) location: RecordWindow,
     /// Number of its first bases that are in the window before it.
     pub(crate) overlap: usize,
     /// Counts of the letters that are in no window: those before the first window of a record, and those between this window
@@ -209,7 +209,7 @@ pub(crate) trait ResultsWriter {
 pub(crate) struct FinishedWindow<'a> {
     /// Name of the record.
     pub(crate) record: &'a str,
-    pub(crate) chunk: Chunk,
+    pub(crate) location: RecordWindow,
     pub(crate) letters: WindowLetters,
     /// Sequences in the order of labels.
     pub(crate) sequences: &'a [SequenceResult],

@@ -31,8 +31,8 @@ use crate::pipeline::record::RunRecord;
 pub(crate) use hits::{Hit, Hits};
 pub use hits::{HitsFormat, RecordText};
 use plimsoll_data::atomic::{AtomicFile, sync_folder};
-use plimsoll_data::chunk::Chunk;
 use plimsoll_data::outputs::WrittenFiles;
+use plimsoll_data::window::RecordWindow;
 pub use plimsoll_runtime::OutputError;
 use plimsoll_runtime::report::to_json;
 use serde::Serialize;
@@ -110,11 +110,11 @@ pub struct ResultCounts {
 impl Note {
     /// A note on a sequence with a value that is not finite. `sequence` names it in its window, with a blank before it, or is
     /// empty if the window has one sequence.
-    pub(crate) fn failed(record: &str, chunk: Chunk, sequence: &str) -> Self {
+    pub(crate) fn failed(record: &str, location: RecordWindow, sequence: &str) -> Self {
         Self {
             seq_name: record.to_owned(),
             kind: "failed",
-            detail: format!("window {}{sequence}: a value is not a number", chunk.index + 1),
+            detail: format!("window {}{sequence}: a value is not a number", location.index + 1),
             action: "not scored",
         }
     }

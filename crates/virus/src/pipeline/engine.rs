@@ -177,8 +177,8 @@ impl StreamEngine for PredictEngine<'_> {
         self.queue.push(OutputItem::Text(std::mem::take(&mut batch.texts)));
         for event in std::mem::take(&mut batch.events) {
             match event {
-                InputEvent::Window { number, record, chunk, sequences: count, letters } => {
-                    let window = QueuedWindow::new(number, record, chunk, count).with_letters(letters);
+                InputEvent::Window { number, record, location, sequences: count, letters } => {
+                    let window = QueuedWindow::new(number, record, location, count).with_letters(letters);
                     let first_rows = self.queue_window(window, count)?;
                     // Without rows of an earlier stage `width` is 0, and the empty rows are filtered out.
                     let width = first_rows.len() / count.max(1);
@@ -293,13 +293,13 @@ impl<'a> PredictEngine<'a> {
     /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
     /// encoder if an earlier stage has computed them.
     fn queue_window(&mut self, window: QueuedWindow, sequences: usize) -> Result<Vec<f32>, VirusError> {
-        let QueuedWindow { number, chunk, .. } = window;
-        let bases = (chunk.end() - chunk.start) as u64;
+        let QueuedWindow { number, location, .. } = window;
+        let bases = (location.end() - location.start) as u64;
         self.taken.bases += bases;
-        if let Some(entry) = self.parts.journal.take(number, &window.record, chunk.index)? {
+        if let Some(entry) = self.parts.journal.take(number, &window.record, location.index)? {
             self.totals.windows_from_journal += 1;
             self.taken.journaled_bases += bases;
-            let window = QueuedWindow::journaled(window.record, chunk, entry).with_letters(window.letters);
+            let window = QueuedWindow::journaled(window.record, location, entry).with_letters(window.letters);
             self.queue.push(OutputItem::Window(window));
             return Ok(vec![]);
         }
@@ -308,7 +308,7 @@ impl<'a> PredictEngine<'a> {
         }
         let mut rows = vec![];
         if let (Some(reader), Some(compute)) = (&mut self.parts.first_rows, &self.parts.compute) {
-            let entry = reader.take(number, &window.record, chunk.index)?;
+            let entry = reader.take(number, &window.record, location.index)?;
             let entry = entry.filter(|entry| entry.sequences.len() == sequences);
             let entry = entry.ok_or_else(|| window.missing("the rows of the first encoder"))?;
             rows = entry.rows_of_all(compute.first_width());
@@ -403,7 +403,7 @@ impl<'a> PredictEngine<'a> {
         if let Some(results) = &mut self.parts.results {
             results.window(&FinishedWindow {
                 record: &window.record,
-                chunk: window.chunk,
+                location: window.location,
                 letters: window.letters,
                 sequences: &entry.sequences,
                 rows: &entry.rows,
@@ -412,7 +412,7 @@ impl<'a> PredictEngine<'a> {
         // A window whose results came from this journal is not written to it again.
         let Some(writer) = self.parts.writer.as_mut().filter(|_| !window.is_journaled) else { return Ok(()) };
         entry.number = window.number;
-        entry.index = window.chunk.index as u64;
+        entry.index = window.location.index as u64;
         entry.record.clear();
         entry.record.push_str(&window.record);
         writer.append(entry)

@@ -8,7 +8,7 @@ use crate::pipeline::letters::WindowLetters;
 use crate::pipeline::mates::Mate;
 use crate::pipeline::records::TEXTS;
 use crate::pipeline::shape::{HEAD_CLASSES, SEQUENCES};
-use plimsoll_data::chunk::Chunk;
+use plimsoll_data::window::RecordWindow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(crate) struct QueuedWindow {
     /// Number of the window among all windows of the input, from 0.
     pub(crate) number: u64,
     pub(crate) record: Arc<str>,
-    pub(crate) chunk: Chunk,
+    pub(crate) location: RecordWindow,
     /// The sequences that were admitted, by label.
     sequences: [Option<PendingSequence>; SEQUENCES],
     /// Number of sequences without a final state, including those that are not admitted yet.
@@ -88,11 +88,11 @@ impl SequenceResult {
 impl QueuedWindow {
     /// Creates a window with a number of sequences. It counts all of them as missing from the start; otherwise the window
     /// could leave the queue before its last sequences have got a slot.
-    pub(crate) fn new(number: u64, record: Arc<str>, chunk: Chunk, sequences: usize) -> Self {
+    pub(crate) fn new(number: u64, record: Arc<str>, location: RecordWindow, sequences: usize) -> Self {
         Self {
             number,
             record,
-            chunk,
+            location,
             sequences: [None; SEQUENCES],
             // A window has at most `SEQUENCES` sequences.
             waiting: sequences as u8,
@@ -103,9 +103,9 @@ impl QueuedWindow {
     }
 
     /// Creates a window whose results were found in a journal.
-    pub(crate) fn journaled(record: Arc<str>, chunk: Chunk, entry: JournalEntry) -> Self {
+    pub(crate) fn journaled(record: Arc<str>, location: RecordWindow, entry: JournalEntry) -> Self {
         let JournalEntry { number, sequences, rows, .. } = entry;
-        let mut window = Self { rows, is_journaled: true, ..Self::new(number, record, chunk, 0) };
+        let mut window = Self { rows, is_journaled: true, ..Self::new(number, record, location, 0) };
         for result in sequences {
             window.sequences[usize::from(result.label)] = Some(PendingSequence { result, slot: None });
         }
@@ -115,7 +115,7 @@ impl QueuedWindow {
     /// The error for a window whose data `what` is in no journal.
     pub(crate) fn missing(&self, what: &'static str) -> VirusError {
         let record = self.record.to_string();
-        VirusError::MissingWindow { what, window: self.chunk.index + 1, record }
+        VirusError::MissingWindow { what, window: self.location.index + 1, record }
     }
 
     /// Sets the counts of the letters.

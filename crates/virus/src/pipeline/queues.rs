@@ -4,7 +4,7 @@
 use crate::PredictOptions;
 use crate::pipeline::resume::{EMBEDDINGS_JOURNAL, RESULTS_JOURNAL};
 use crate::pipeline::shape::HostCosts;
-use plimsoll_data::sequence::Extent;
+use plimsoll_data::sequence::InputExtent;
 use plimsoll_graph::Bytes;
 use plimsoll_plan::Staging;
 use plimsoll_runtime::process::{NAME, ProcessMemory};
@@ -95,7 +95,7 @@ impl QueueSizes {
     pub(crate) fn within(
         host_budget: Option<Bytes>,
         work: HostWork<'_>,
-        extent: &Extent,
+        extent: &InputExtent,
     ) -> impl Iterator<Item = Self> {
         let [.., smallest] = Self::SIZES;
         Self::SIZES.into_iter().filter(move |queues| {
@@ -105,7 +105,7 @@ impl QueueSizes {
     }
 
     /// Upper bound in bytes of the memory of all queues, without the records themselves.
-    pub(crate) fn bytes_held(&self, work: HostWork<'_>, extent: &Extent) -> u64 {
+    pub(crate) fn bytes_held(&self, work: HostWork<'_>, extent: &InputExtent) -> u64 {
         let options = work.options;
         let workers = options.workers as u64;
         let prefetch = options.prefetch as u64;
@@ -119,7 +119,7 @@ impl QueueSizes {
     }
 
     /// Upper bound in bytes of a tokenized job.
-    fn job_bytes(&self, costs: HostCosts, window: u64, extent: &Extent) -> u64 {
+    fn job_bytes(&self, costs: HostCosts, window: u64, extent: &InputExtent) -> u64 {
         let bases = self.job_bases as u64 + window;
         bases * (2 + costs.token_bytes_per_base + costs.text_bytes_per_base)
             + self.max_parts(window) * self.part_bytes(extent)
@@ -131,12 +131,12 @@ impl QueueSizes {
     }
 
     /// Upper bound in bytes of a window, record end or note with its name, as event, item and text.
-    fn part_bytes(&self, extent: &Extent) -> u64 {
+    fn part_bytes(&self, extent: &InputExtent) -> u64 {
         512 + 4 * extent.longest_name
     }
 
     /// Upper bound in bytes of the items that wait for their scores.
-    fn waiting_bytes(&self, window: u64, extent: &Extent) -> u64 {
+    fn waiting_bytes(&self, window: u64, extent: &InputExtent) -> u64 {
         // The capacity of the queue doubles when it is full.
         let items = 2 * (self.items as u64 + self.max_parts(window));
         items * size_of::<crate::pipeline::queue::OutputItem>() as u64
@@ -145,7 +145,7 @@ impl QueueSizes {
     }
 
     /// Adds the memory lines of a prediction to the memory lines of the process.
-    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &Extent, process: &mut ProcessMemory) {
+    pub(crate) fn bill(&self, work: HostWork<'_>, extent: &InputExtent, process: &mut ProcessMemory) {
         let HostWork { options, costs, is_trained } = work;
         let settings = &options.settings;
         process.add_threads(settings, options.workers + 1);

@@ -11,11 +11,11 @@ use crate::pipeline::mates::{Mate, common_name};
 use crate::pipeline::queues::QueueSizes;
 use crate::pipeline::shape::ENCODERS;
 use plimsoll_data::alphabet::{Alphabet, UnknownLetters, count_uracil, uracil_to_thymine};
-use plimsoll_data::chunk::Chunk;
 use plimsoll_data::limits::spawn;
 use plimsoll_data::names::{RecordNames, RecordPlace, Renaming, ResultName, own_names};
 use plimsoll_data::printable;
-use plimsoll_data::sequence::{Extent, Format, Input, InputNote, NoteKind, Reader, Record};
+use plimsoll_data::sequence::{Input, InputExtent, InputNote, NoteKind, Reader, Record, SequenceFormat};
+use plimsoll_data::window::RecordWindow;
 use plimsoll_data::{DataError, DataErrorKind};
 use plimsoll_runtime::RuntimeError;
 use plimsoll_runtime::ordered::{self, Gone, JobSender, JobWorker, OrderedResults};
@@ -46,13 +46,13 @@ pub(crate) struct InputPipelineSettings {
     /// Shard to compute; windows of other shards are skipped.
     pub(crate) shard: Option<WindowShard>,
     /// Upper bounds for records that were not measured beforehand.
-    pub(crate) limits: Option<Extent>,
+    pub(crate) limits: Option<InputExtent>,
 }
 
 /// An event of the input, in input order.
 pub(crate) enum InputEvent {
     /// A window of a record. Its sequences are the next `sequences` of the job.
-    Window { number: u64, record: Arc<str>, chunk: Chunk, sequences: usize, letters: WindowLetters },
+    Window { number: u64, record: Arc<str>, location: RecordWindow, sequences: usize, letters: WindowLetters },
     /// Name of the input that the following records come from.
     Source(Arc<str>),
     /// The end of a record; a record without letters has no windows.
@@ -507,7 +507,8 @@ impl RecordCutter {
 
     /// Rejects FASTA records if the output format needs qualities.
     fn check_qualities(&self, reader: &Reader) -> Result<(), DataError> {
-        if !self.settings.hits.is_some_and(HitsFormat::has_qualities) || reader.format() != Some(Format::Fasta)
+        if !self.settings.hits.is_some_and(HitsFormat::has_qualities)
+            || reader.format() != Some(SequenceFormat::Fasta)
         {
             return Ok(());
         }
@@ -559,7 +560,7 @@ impl RecordCutter {
         let mut gaps = 0;
         let mut left_out = 0u64;
         for cut in self.settings.window_source.cut(&record.seq) {
-            let chunk = cut.chunk;
+            let location = cut.location;
             if cut.left_out.letters as usize > notes.longest_gap {
                 gaps += 1;
                 left_out += u64::from(cut.left_out.letters);
@@ -581,18 +582,18 @@ impl RecordCutter {
             // only the bases after these are appended; after a skipped window (another shard) there is a gap
             // and the copy starts anew.
             let (from, base) = match copied {
-                Some((from, base)) if from + (end - base) >= chunk.start => (from, base),
-                Some(_) | None => (chunk.start, end),
+                Some((from, base)) if from + (end - base) >= location.start => (from, base),
+                Some(_) | None => (location.start, end),
             };
             copied = Some((from, base));
-            self.job.bases.extend_from_slice(&record.seq[from + (end - base)..chunk.end()]);
+            self.job.bases.extend_from_slice(&record.seq[from + (end - base)..location.end()]);
             if uracil > 0 {
                 uracil_to_thymine(&mut self.job.bases[end..]);
             }
-            let bases = base + chunk.start - from..base + chunk.end() - from;
+            let bases = base + location.start - from..base + location.end() - from;
             // A long record fills several jobs, of which each covers a part of the record's bytes.
             let [before, after] = self.bytes;
-            let share = chunk.end() as f64 / record.seq.len().max(1) as f64;
+            let share = location.end() as f64 / record.seq.len().max(1) as f64;
             self.job.bytes_read = before + (after.saturating_sub(before) as f64 * share) as u64;
             self.job.parts.push(JobPart::Window { number, record: Arc::clone(&id), cut, bases });
         }
@@ -664,12 +665,12 @@ fn tokenize(
             JobPart::Event(event) => batch.events.push(event),
             JobPart::Window { number, record, cut, bases } => {
                 let bases = &job.bases[bases];
-                let chunk = cut.chunk;
+                let location = cut.location;
                 if bases.iter().all(|b| b.eq_ignore_ascii_case(&b'N')) {
                     batch.events.push(InputEvent::Note(Note {
                         seq_name: record.to_string(),
                         kind: "all_n",
-                        detail: format!("window {}", chunk.index + 1),
+                        detail: format!("window {}", location.index + 1),
                         action: settings.window_source.notes().all_n,
                     }));
                 }
@@ -678,7 +679,7 @@ fn tokenize(
                 let window = WindowBases { record: &record, cut: &cut, bases, is_journaled };
                 let letters = tokenizer.tokenize(&window, &mut batch)?;
                 let sequences = batch.sequences.len() - before;
-                batch.events.push(InputEvent::Window { number, record, chunk, sequences, letters });
+                batch.events.push(InputEvent::Window { number, record, location, sequences, letters });
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::pipeline::stage::PredictStage;
 use crate::planned::{self, StageSearch};
 use crate::{PredictOptions, PredictReport, VirusError, WarmExecutors};
 use plimsoll_data::pack::{Fill, Order};
-use plimsoll_data::sequence::{Extent, Input};
+use plimsoll_data::sequence::{Input, InputExtent};
 use plimsoll_graph::Bytes;
 use plimsoll_plan::{Remedy, Staging};
 use plimsoll_runtime::machine::resident;
@@ -404,7 +404,7 @@ impl PredictRun<'_> {
 
     /// Upper bounds on the records of a pipe, if host memory has a budget. Files need none, because they were
     /// measured.
-    fn record_limits(&self) -> Option<Extent> {
+    fn record_limits(&self) -> Option<InputExtent> {
         let billed = self.hosts.iter().any(|host| !host.process.is_empty());
         self.budget.of_pipe().filter(|_| billed && self.keys.is_none())
     }

@@ -3,7 +3,7 @@
 
 use crate::rig::{golden, method, read, run, virnucpro};
 use plimsoll_data::journal::Journal;
-use plimsoll_data::weights::{StoredAs, Tensor, TensorData, Weights, write_safetensors};
+use plimsoll_data::weights::{StoredAs, StoredTensor, TensorData, Weights, write_safetensors};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::{Failure, Level, Observer, Progress};
 use plimsoll_testing::{Folder, fixture};
@@ -173,7 +173,7 @@ fn a_journal_of_another_run_is_refused() {
 /// Writes a copy of the f32 tensors of `weights` to `to`, after `change` was called with the name, shape and
 /// values of each.
 fn copy_changed(weights: &Weights, to: &Path, change: impl Fn(&str, &[u64], &mut [f32])) {
-    let copy = |t: &Tensor| {
+    let copy = |t: &StoredTensor| {
         let mut data = vec![0.0; t.elements() as usize];
         weights.read_f32(t.name(), 0..t.elements(), &mut data).expect("read");
         change(t.name(), t.shape(), &mut data);

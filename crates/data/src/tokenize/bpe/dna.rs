@@ -10,7 +10,7 @@
 //! of eight letters are possible because the alphabet has at most four letters.
 
 use super::neighbours::Neighbours;
-use super::rules::Rules;
+use super::rules::MergeRules;
 
 /// Number of letters that index the table of longest pieces, two bits each.
 const WINDOW: usize = 8;
@@ -65,7 +65,7 @@ enum Other {
 
 impl Dna {
     /// Builds the encoder of `rules`. Errors with the reason if the tables cannot represent them.
-    pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
+    pub(super) fn new(rules: &MergeRules) -> Result<Self, &'static str> {
         if rules.texts.iter().any(|text| text.len() > usize::from(u16::MAX)) {
             return Err("a piece is too long");
         }
@@ -234,22 +234,25 @@ impl Dna {
 }
 
 /// Returns the pieces of `rules`, each with the longest other piece that is a prefix of it.
-fn pieces(rules: &Rules) -> Vec<DnaPiece> {
+fn pieces(rules: &MergeRules) -> Vec<DnaPiece> {
     let by_text: std::collections::HashMap<&[u8], u16> =
         rules.texts.iter().map(Vec::as_slice).zip(0..).collect();
-    let piece = |(text, &id): (&Vec<u8>, &i32)| {
+    let mut pieces = Vec::with_capacity(rules.texts.len());
+    for (text, &id) in rules.texts.iter().zip(&rules.ids) {
         let mut starts = (1..text.len()).rev().map(|len| &text[..len]);
         let shorter = starts.find_map(|start| by_text.get(start).copied()).unwrap_or(NONE);
-        DnaPiece { id, shorter, len: text.len() as u16 }
-    };
-    rules.texts.iter().zip(&rules.ids).map(piece).collect()
+        pieces.push(DnaPiece { id, shorter, len: text.len() as u16 });
+    }
+    pieces
 }
 
 /// Returns the lowest right shift after which the lowest two bits differ between any two of `letters`, if one exists.
 fn shift(letters: &[u8]) -> Option<u32> {
-    let code = |shift: u32, letter: u8| 1_u8 << (letter >> shift & 3);
-    let different = |&shift: &u32| letters.iter().fold(0, |seen, &x| seen | code(shift, x)).count_ones();
-    (0..7).find(|shift| different(shift) as usize == letters.len())
+    (0..7).find(|shift| {
+        // A bit for each value of the lowest two bits.
+        let seen = letters.iter().fold(0, |seen, &letter| seen | 1_u8 << (letter >> shift & 3));
+        seen.count_ones() as usize == letters.len()
+    })
 }
 
 /// Returns the class of each byte that is not a letter. The pre-tokenizer's regular expression uses Unicode's

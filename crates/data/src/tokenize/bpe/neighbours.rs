@@ -19,7 +19,7 @@
 //! `a` and `b` fit if V(a, b) is true and they do not merge. So the first part of the table row of `a` (pieces `b` with
 //! lower numbers) is derived from the row of `r`, and the rest from earlier bits of the row itself.
 
-use super::rules::Rules;
+use super::rules::MergeRules;
 
 const BITS: usize = u64::BITS as usize;
 
@@ -31,7 +31,7 @@ pub(super) struct Neighbours {
 }
 
 /// A merge of a given left piece with `right` to the piece `product`.
-struct Merge {
+struct RightMerge {
     right: usize,
     product: usize,
 }
@@ -39,12 +39,13 @@ struct Merge {
 impl Neighbours {
     /// Builds the table of `rules`. Errors if a piece is not the encoding of its own text, because the argument of the
     /// module documentation holds only for pieces that can occur in an encoding.
-    pub(super) fn new(rules: &Rules) -> Result<Self, &'static str> {
-        let (pieces, letters) = (rules.texts.len(), rules.letters.len());
+    pub(super) fn new(rules: &MergeRules) -> Result<Self, &'static str> {
+        let pieces = rules.texts.len();
+        let letters = rules.letters.len();
         let width = pieces.div_ceil(BITS);
-        let mut merges: Vec<Vec<Merge>> = (0..pieces).map(|_| Vec::new()).collect();
+        let mut merges: Vec<Vec<RightMerge>> = (0..pieces).map(|_| Vec::new()).collect();
         for (product, &(left, right)) in (letters..).zip(&rules.merges) {
-            merges[usize::from(left)].push(Merge { right: usize::from(right), product });
+            merges[usize::from(left)].push(RightMerge { right: usize::from(right), product });
         }
         // The left part of each piece. The zeros of the letters are never read: `continue_row` starts behind them.
         let lefts: Vec<usize> = vec![0; letters]
@@ -81,7 +82,7 @@ impl Neighbours {
 
     /// Sets V(piece, b) for all b < `piece`: the row of its right part, which excludes the pieces that the right part
     /// merges with, plus the pieces of these `merges` that are not applied before `piece` is made.
-    fn begin_row(&mut self, piece: usize, right: usize, merges: &[Merge]) {
+    fn begin_row(&mut self, piece: usize, right: usize, merges: &[RightMerge]) {
         let [from, to] = [right, piece].map(|p| p * self.width);
         self.bits.copy_within(from..=from + piece / BITS, to);
         self.bits[to + piece / BITS] &= (1 << (piece % BITS)) - 1;
@@ -98,12 +99,18 @@ impl Neighbours {
 /// Completes the row of a piece, which holds V(piece, b) for all b < `from`, to the pieces that fit. `lefts` are the
 /// left parts of all pieces, `merges` the merges that have the row's piece on the left, in the order of their products.
 /// Errors if V is false for a pair that merges, because its product then never occurs.
-fn continue_row(row: &mut [u64], from: usize, lefts: &[usize], merges: &[Merge]) -> Result<(), &'static str> {
+fn continue_row(
+    row: &mut [u64],
+    from: usize,
+    lefts: &[usize],
+    merges: &[RightMerge],
+) -> Result<(), &'static str> {
     let mut merges = merges.iter().peekable();
     let mut at = from;
     while at < lefts.len() {
         if let Some(merge) = merges.next_if(|merge| merge.product == at) {
-            let (word, bit) = (&mut row[merge.right / BITS], 1 << (merge.right % BITS));
+            let word = &mut row[merge.right / BITS];
+            let bit = 1 << (merge.right % BITS);
             if *word & bit == 0 {
                 return Err("a piece is not the encoding of its own letters");
             }

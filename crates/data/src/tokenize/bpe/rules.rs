@@ -1,5 +1,5 @@
 //! Extracts the merge rules over at most four letters from a `tokenizer.json`. Invariant: the rules describe a file
-//! that [`Rules::read`] accepts completely; for any other file it returns the reason.
+//! that [`MergeRules::read`] accepts completely; for any other file it returns the reason.
 //!
 //! Pieces are numbered in the order of their creation: the letters, then the product of each merge by rank. A piece
 //! with a smaller number is therefore merged earlier.
@@ -16,7 +16,7 @@ const MAX_PIECES: usize = 8192;
 const MAX_LETTERS: usize = 4;
 
 /// The merge rules of a file and the ids around them.
-pub(super) struct Rules {
+pub(super) struct MergeRules {
     /// The letters of the alphabet in ascending order; they are the first pieces.
     pub letters: Vec<u8>,
     /// Left and right part of each further piece; both have smaller numbers than the piece.
@@ -41,7 +41,7 @@ struct Merges {
 
 /// The fields of the post-processor that apply to a single sequence.
 #[derive(Deserialize)]
-struct Ends {
+struct SingleTemplate {
     single: serde_json::Value,
     special_tokens: HashMap<String, SpecialToken>,
 }
@@ -51,10 +51,10 @@ struct SpecialToken {
     ids: Vec<u32>,
 }
 
-impl Rules {
+impl MergeRules {
     /// Reads the rules of a tokenizer without truncation and padding. Errors with the reason if they cannot represent
     /// it.
-    pub(super) fn read(tokenizer: &Tokenizer, model: &BPE) -> Result<Rules, &'static str> {
+    pub(super) fn read(tokenizer: &Tokenizer, model: &BPE) -> Result<MergeRules, &'static str> {
         check_frame(tokenizer, model)?;
         let vocab = model.get_vocab();
         if vocab.values().collect::<HashSet<_>>().len() != vocab.len() {
@@ -63,7 +63,7 @@ impl Rules {
         let id = |token: &str| vocab.get(token).map(|id| id.cast_signed());
         let letters = letters(vocab.keys())?;
         let unknown = model.unk_token.as_deref().and_then(id).ok_or("it has no token for the unknown")?;
-        let mut rules = Rules {
+        let mut rules = MergeRules {
             texts: letters.iter().map(|&b| vec![b]).collect(),
             ids: letters.iter().filter_map(|&b| id(char::from(b).encode_utf8(&mut [0; 4]))).collect(),
             merges: Vec::new(),
@@ -144,17 +144,17 @@ fn letters<'a>(tokens: impl Iterator<Item = &'a String>) -> Result<Vec<u8>, &'st
 fn ends(tokenizer: &Tokenizer) -> Result<[i32; 2], &'static str> {
     const WHY: &str = "its post-processor is not the template [CLS] A [SEP]";
     let template = tokenizer.get_post_processor().and_then(|p| serde_json::to_value(p).ok()).ok_or(WHY)?;
-    let Ends { single, special_tokens } = serde_json::from_value(template).map_err(|_| WHY)?;
-    let name = |piece: usize, kind: &str| single[piece][kind]["id"].as_str().map(str::to_owned);
-    let [cls, a, sep] = [(0, "SpecialToken"), (1, "Sequence"), (2, "SpecialToken")].map(|(i, k)| name(i, k));
-    if single.as_array().map(Vec::len) != Some(3) || a.as_deref() != Some("A") {
+    let SingleTemplate { single, special_tokens } = serde_json::from_value(template).map_err(|_| WHY)?;
+    if single.as_array().map(Vec::len) != Some(3) || single[1]["Sequence"]["id"] != "A" {
         return Err(WHY);
     }
-    let id = |name: Option<String>| match special_tokens.get(&name?)?.ids[..] {
-        [id] => Some(id.cast_signed()),
-        _ => None,
-    };
-    id(cls).zip(id(sep)).map(|(cls, sep)| [cls, sep]).ok_or(WHY)
+    let [cls, sep] = [&single[0], &single[2]].map(|piece| {
+        match special_tokens.get(piece["SpecialToken"]["id"].as_str()?)?.ids[..] {
+            [id] => Some(id.cast_signed()),
+            _ => None,
+        }
+    });
+    cls.zip(sep).map(|(cls, sep)| [cls, sep]).ok_or(WHY)
 }
 
 /// Returns the first bytes of the added tokens, which are searched in the text before it is split into words. Errors if

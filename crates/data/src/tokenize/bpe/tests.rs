@@ -31,7 +31,8 @@ fn tokenizers() -> Vec<Bpe> {
 
 /// Asserts that both encoders append equal ids and return equal numbers of unknown tokens.
 fn check(bpe: &Bpe, sequence: &[u8]) {
-    let (mut found, mut expected) = (vec![-7], vec![-7]);
+    let mut found = vec![-7];
+    let mut expected = vec![-7];
     let unknown = bpe.encode(sequence, &mut found).unwrap();
     let expected_unknown = bpe.encode_by_library(sequence, &mut expected).unwrap();
     assert_eq!(found, expected, "{}", sequence.escape_ascii());

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::random::Key;
+use super::super::random::RandomKey;
 use super::packed::{self, Packed};
 use super::settings::Mutations;
 use super::shuffle::Shuffler;
@@ -21,9 +21,9 @@ const SHUFFLED: u64 = 7;
 /// Maximum length of an insertion or deletion.
 const LONGEST_INDEL: usize = 3;
 
-/// How the letters of a crop are changed.
+/// Change of the letters of a crop.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Change {
+pub(super) enum CropChange {
     /// Mutated; the default rates of 0 leave the letters as they are.
     Mutated(Mutations),
     /// Shuffled with the counts of dinucleotides kept.
@@ -57,10 +57,16 @@ impl Cropper {
     }
 
     /// The letters of a crop of `length` bases, at most those of the record.
-    pub(super) fn make(&mut self, record: &Packed, length: usize, change: Change, key: Key) -> &mut [u8] {
+    pub(super) fn make(
+        &mut self,
+        record: &Packed,
+        length: usize,
+        change: CropChange,
+        key: RandomKey,
+    ) -> &mut [u8] {
         let indels = match change {
-            Change::Mutated(Mutations { indels, .. }) if indels > 0.0 => indels,
-            Change::Mutated(_) | Change::Shuffled => 0.0,
+            CropChange::Mutated(Mutations { indels, .. }) if indels > 0.0 => indels,
+            CropChange::Mutated(_) | CropChange::Shuffled => 0.0,
         };
         if indels > 0.0 {
             self.assemble(record, length, indels, key);
@@ -69,11 +75,11 @@ impl Cropper {
             record.unpack(start..start + length, &mut self.letters);
         }
         match change {
-            Change::Mutated(Mutations { substitutions, .. }) => {
+            CropChange::Mutated(Mutations { substitutions, .. }) => {
                 let rate = key.with(RATE).unit() * substitutions;
                 substitute(&mut self.letters, rate, key.with(SUBSTITUTIONS));
             }
-            Change::Shuffled => self.shuffler.shuffle(&mut self.letters, key.with(SHUFFLED)),
+            CropChange::Shuffled => self.shuffler.shuffle(&mut self.letters, key.with(SHUFFLED)),
         }
         if key.with(STRAND).unit() < 0.5 {
             packed::reverse_complement(&mut self.letters);
@@ -82,14 +88,15 @@ impl Cropper {
     }
 
     /// Fills `letters` with a crop with insertions and deletions.
-    fn assemble(&mut self, record: &Packed, length: usize, rate: f64, key: Key) {
+    fn assemble(&mut self, record: &Packed, length: usize, rate: f64, key: RandomKey) {
         // The indels are drawn twice with the same keys: first to know how many bases of the record they need, so that
         // the start can be uniform over all positions with that many bases, then to apply them.
         let (needed, _) = edits(record.len(), length, rate, key, |_, _| {});
         let start = key.with(START).below(record.len() - needed + 1);
         record.unpack(start..start + needed, &mut self.source);
         self.letters.clear();
-        let (letters, source) = (&mut self.letters, &self.source);
+        let letters = &mut self.letters;
+        let source = &self.source;
         let (needed, copied) = edits(record.len(), length, rate, key, |range, inserted| {
             letters.extend_from_slice(&source[range]);
             for _ in 0..inserted {
@@ -108,12 +115,14 @@ fn edits(
     available: usize,
     length: usize,
     rate: f64,
-    key: Key,
+    key: RandomKey,
     mut apply: impl FnMut(Range<usize>, usize),
 ) -> (usize, usize) {
-    let most = available.min(2 * length);
+    let max_bases = available.min(2 * length);
     // `made` letters of the crop come from `used` source bases, of which those from `copied` on are not yet copied.
-    let (mut made, mut used, mut copied) = (0, 0, 0);
+    let mut made = 0;
+    let mut used = 0;
+    let mut copied = 0;
     for draw in 0.. {
         let key = key.with(INDELS).with(draw);
         let gap = gap(rate, key);
@@ -132,7 +141,7 @@ fn edits(
             let next = usize::from(made < length);
             made += next;
             used += next;
-        } else if used + bases + (length - made) <= most {
+        } else if used + bases + (length - made) <= max_bases {
             apply(copied..used, 0);
             used += bases;
             copied = used;
@@ -145,7 +154,7 @@ fn edits(
 }
 
 /// Replaces each base with the probability `rate` by one of the three others; N stays N.
-fn substitute(letters: &mut [u8], rate: f64, key: Key) {
+fn substitute(letters: &mut [u8], rate: f64, key: RandomKey) {
     if rate <= 0.0 {
         return;
     }
@@ -164,13 +173,13 @@ fn substitute(letters: &mut [u8], rate: f64, key: Key) {
 }
 
 /// Number of trials of probability `rate` that fail before one succeeds: geometric, by inversion.
-fn gap(rate: f64, key: Key) -> usize {
+fn gap(rate: f64, key: RandomKey) -> usize {
     // `1 - unit` is in (0, 1], so the logarithm is finite. The cast saturates.
     (libm::log(1.0 - key.unit()) / libm::log1p(-rate)) as usize
 }
 
 /// A log-uniform length between two lengths.
-pub(super) fn length(shortest: usize, longest: usize, key: Key) -> usize {
+pub(super) fn length(shortest: usize, longest: usize, key: RandomKey) -> usize {
     let [low, high] = [shortest as f64, longest as f64 + 1.0].map(libm::log);
     (libm::exp(low + key.unit() * (high - low)) as usize).clamp(shortest, longest)
 }
@@ -183,7 +192,7 @@ mod tests {
 
     /// A record of random bases.
     fn random(len: usize) -> (Vec<u8>, Packed) {
-        let letters: Vec<u8> = (0..len).map(|i| b"ACGT"[Key::new(3).with(i as u64).below(4)]).collect();
+        let letters: Vec<u8> = (0..len).map(|i| b"ACGT"[RandomKey::new(3).with(i as u64).below(4)]).collect();
         let packed = Packed::new(&letters);
         (letters, packed)
     }
@@ -200,7 +209,7 @@ mod tests {
         let mut cropper = Cropper::new(60);
         let mut counts = [[0_u32; 2]; 51];
         for i in 0..20_400 {
-            let crop = cropper.make(&record, 10, Change::Mutated(NONE), Key::new(1).with(i));
+            let crop = cropper.make(&record, 10, CropChange::Mutated(NONE), RandomKey::new(1).with(i));
             let at = |crop: &[u8]| letters.windows(10).position(|window| window == crop);
             match (at(crop), at(&reversed(crop))) {
                 (Some(start), None) => counts[start][0] += 1,
@@ -211,7 +220,7 @@ mod tests {
         // 102 cells of 200 expected crops each.
         let chi_square: f64 = counts.iter().flatten().map(|&n| (f64::from(n) - 200.0).powi(2) / 200.0).sum();
         assert!(chi_square < 101.0 + 4.0 * 202_f64.sqrt(), "{chi_square}");
-        let whole = cropper.make(&record, 60, Change::Mutated(NONE), Key::new(1)).to_vec();
+        let whole = cropper.make(&record, 60, CropChange::Mutated(NONE), RandomKey::new(1)).to_vec();
         assert!(whole == letters || whole == reversed(&letters));
     }
 
@@ -220,9 +229,10 @@ mod tests {
         let (letters, record) = random(10_000);
         let mut cropper = Cropper::new(10_000);
         let mutations = Mutations { substitutions: 0.08, indels: 0.0 };
-        let (mut rates, mut sum) = (Vec::new(), 0.0);
+        let mut rates = Vec::new();
+        let mut sum = 0.0;
         for i in 0..400 {
-            let crop = cropper.make(&record, 10_000, Change::Mutated(mutations), Key::new(2).with(i));
+            let crop = cropper.make(&record, 10_000, CropChange::Mutated(mutations), RandomKey::new(2).with(i));
             let differing = |crop: &[u8]| crop.iter().zip(&letters).filter(|(a, b)| a != b).count();
             let rate = differing(crop).min(differing(&reversed(crop))) as f64 / 10_000.0;
             rates.push(rate);
@@ -235,23 +245,27 @@ mod tests {
         assert!(rates.iter().all(|&rate| rate < 0.09));
         // Each other base is equally likely; N stays.
         let mut changed = vec![b'C'; 30_000];
-        substitute(&mut changed, 0.999, Key::new(4));
+        substitute(&mut changed, 0.999, RandomKey::new(4));
         for base in *b"AGT" {
             let count = changed.iter().filter(|&&letter| letter == base).count();
             assert!((9_600..10_400).contains(&count), "{count}");
         }
         let mut unknown = vec![b'N'; 100];
-        substitute(&mut unknown, 0.5, Key::new(4));
+        substitute(&mut unknown, 0.5, RandomKey::new(4));
         assert_eq!(unknown, vec![b'N'; 100]);
     }
 
     #[test]
     fn indels_have_their_rate_and_keep_the_length() {
-        let (mut inserted, mut deleted, mut sizes, mut bases) = (0_u32, 0_u32, [[0_usize; 4]; 2], 0);
+        let mut inserted = 0_u32;
+        let mut deleted = 0_u32;
+        let mut sizes = [[0_usize; 4]; 2];
+        let mut bases = 0;
         for i in 0..300 {
             // The source bases between two copied ranges are deleted.
-            let (mut end, mut was_deletion) = (0, false);
-            edits(100_000, 10_000, 0.02, Key::new(6).with(i), |range, length| {
+            let mut end = 0;
+            let mut was_deletion = false;
+            edits(100_000, 10_000, 0.02, RandomKey::new(6).with(i), |range, length| {
                 bases += range.len();
                 inserted += u32::from(length > 0);
                 deleted += u32::from(length == 0);
@@ -274,8 +288,8 @@ mod tests {
         for i in 0..500 {
             for length in [5, 100, 499, 500] {
                 let mutations = Mutations { substitutions: 0.1, indels: 0.2 };
-                let key = Key::new(7).with(i);
-                assert_eq!(cropper.make(&record, length, Change::Mutated(mutations), key).len(), length);
+                let key = RandomKey::new(7).with(i);
+                assert_eq!(cropper.make(&record, length, CropChange::Mutated(mutations), key).len(), length);
             }
         }
     }
@@ -286,9 +300,9 @@ mod tests {
         let (letters, record) = random(3000);
         let mut cropper = Cropper::new(1000);
         for i in 0..50 {
-            let key = Key::new(8).with(i);
+            let key = RandomKey::new(8).with(i);
             let mutations = Mutations { substitutions: 0.0, indels: 0.01 };
-            let crop = cropper.make(&record, 1000, Change::Mutated(mutations), key);
+            let crop = cropper.make(&record, 1000, CropChange::Mutated(mutations), key);
             let crop = if key.with(STRAND).unit() < 0.5 { reversed(crop) } else { crop.to_vec() };
             let (needed, _) = edits(3000, 1000, 0.01, key, |_, _| {});
             let source = &letters[key.with(START).below(3000 - needed + 1)..][..needed];
@@ -305,13 +319,13 @@ mod tests {
     fn lengths_are_log_uniform() {
         let mut counts = [0_u32; 4];
         for i in 0..40_000 {
-            let length = length(100, 1599, Key::new(1).with(i));
+            let length = length(100, 1599, RandomKey::new(1).with(i));
             assert!((100..=1599).contains(&length));
             counts[(length as f64 / 100.0).log2() as usize] += 1;
         }
         // Four octaves with 10 000 expected lengths each.
         assert!(counts.iter().all(|n| (9_650..10_350).contains(n)), "{counts:?}");
-        assert_eq!(length(7, 7, Key::new(2)), 7);
+        assert_eq!(length(7, 7, RandomKey::new(2)), 7);
     }
 
     #[test]
@@ -321,10 +335,10 @@ mod tests {
         let counted = allocation_counter::measure(|| {
             for i in 0..100 {
                 for indels in [0.0, 0.2] {
-                    let change = Change::Mutated(Mutations { substitutions: 0.1, indels });
-                    cropper.make(&record, 1000, change, Key::new(1).with(i));
+                    let change = CropChange::Mutated(Mutations { substitutions: 0.1, indels });
+                    cropper.make(&record, 1000, change, RandomKey::new(1).with(i));
                 }
-                cropper.make(&record, 1000, Change::Shuffled, Key::new(1).with(i));
+                cropper.make(&record, 1000, CropChange::Shuffled, RandomKey::new(1).with(i));
             }
         });
         assert_eq!(counted.count_total, 0);

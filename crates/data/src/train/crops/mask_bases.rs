@@ -8,7 +8,9 @@
 //! prediction for a token, and a codon with a masked base can be predicted only from its neighbours in its frame.
 
 use super::super::pieces::IGNORED;
-use super::super::random::Key;
+use std::ops::Range;
+
+use super::super::random::RandomKey;
 use super::super::settings::MaskRates;
 use super::packed::letter;
 use super::settings::CropTokenizer;
@@ -56,13 +58,28 @@ impl BaseMasker {
         2 * longest + tokens.tokens_of(longest) * size_of::<i32>()
     }
 
+    /// Range of the bases that a span covers. Starts count from the first span that reaches base 0, which begins `span - 1`
+    /// bases before it.
+    fn reached(&self, start: usize, bases: usize) -> Range<usize> {
+        (start + 1).saturating_sub(self.span)..(start + 1).min(bases)
+    }
+
+    /// Whether a span touches a codon without unknown letters.
+    fn selects(&self, start: usize, letters: &[u8]) -> bool {
+        let span = self.reached(start, letters.len());
+        let first = span.start.saturating_sub(CODON - 1);
+        letters[first..(span.end + CODON - 1).min(letters.len())]
+            .windows(CODON)
+            .any(|codon| codon.iter().all(|&letter| bases::code(letter) != bases::OTHER))
+    }
+
     /// Masks a crop: appends the ids that the model sees to `ids` and the targets (-100 where nothing is predicted) to
     /// `targets`. Returns the number of targets.
     pub(super) fn push(
         &mut self,
         tokenizer: CropTokenizer,
         letters: &[u8],
-        key: Key,
+        key: RandomKey,
         ids: &mut Vec<i32>,
         targets: &mut Vec<i32>,
     ) -> u64 {
@@ -71,29 +88,24 @@ impl BaseMasker {
             buffer.extend_from_slice(letters);
         }
         // Spans that begin before the first base reach it too; otherwise codons at the ends were selected less often.
-        let starts = || 0..letters.len() + self.span - 1;
+        let starts = 0..letters.len() + self.span - 1;
         let drawn = |start: usize| key.with(start as u64).unit() < self.start;
-        let known = |codon: &[u8]| codon.iter().all(|&letter| bases::code(letter) != bases::OTHER);
-        let reached = |start: usize| (start + 1).saturating_sub(self.span)..(start + 1).min(letters.len());
-        let selects = |start: usize| {
-            let span = reached(start);
-            let first = span.start.saturating_sub(CODON - 1);
-            letters[first..(span.end + CODON - 1).min(letters.len())].windows(CODON).any(known)
-        };
         // A short crop may draw no span, or only spans without a known codon; the span with a known codon and the smallest
         // draw is then added.
-        let stands_in = match starts().any(|start| drawn(start) && selects(start)) {
-            true => None,
-            false => starts()
-                .filter(|&start| selects(start))
-                .min_by(|&a, &b| key.with(a as u64).unit().total_cmp(&key.with(b as u64).unit())),
+        let stands_in = if starts.clone().any(|start| drawn(start) && self.selects(start, letters)) {
+            None
+        } else {
+            starts
+                .clone()
+                .filter(|&start| self.selects(start, letters))
+                .min_by(|&a, &b| key.with(a as u64).unit().total_cmp(&key.with(b as u64).unit()))
         };
         let MaskRates { mask, random, .. } = self.rates;
-        for start in starts().filter(|&start| drawn(start) || stands_in == Some(start)) {
+        for start in starts.filter(|&start| drawn(start) || stands_in == Some(start)) {
             // A key of its own, since that of the start is conditioned on the draw.
             let key = key.with(start as u64).with(1);
             let kind = key.unit();
-            for base in reached(start) {
+            for base in self.reached(start, letters.len()) {
                 self.outside[base] = HIDDEN;
                 if kind < mask {
                     self.seen[base] = HIDDEN;
@@ -108,7 +120,8 @@ impl BaseMasker {
         tokenizer.encode(letters, targets);
         self.tokens.clear();
         tokenizer.encode(&self.outside, &mut self.tokens);
-        let (unknown, mask) = (tokenizer.unknown(), tokenizer.mask());
+        let unknown = tokenizer.unknown();
+        let mask = tokenizer.mask();
         let mut chosen = 0;
         let crop = targets.len() - self.tokens.len();
         for ((id, target), &outside) in ids[first..].iter_mut().zip(&mut targets[crop..]).zip(&self.tokens) {
@@ -135,8 +148,9 @@ mod tests {
 
     fn masked(letters: &[u8], rates: MaskRates, span: usize, seed: u64) -> (Vec<i32>, Vec<i32>, u64) {
         let mut masker = BaseMasker::new(CODONS, rates, span, letters.len());
-        let (mut ids, mut targets) = (vec![7], vec![8]);
-        let chosen = masker.push(CODONS, letters, Key::new(seed), &mut ids, &mut targets);
+        let mut ids = vec![7];
+        let mut targets = vec![8];
+        let chosen = masker.push(CODONS, letters, RandomKey::new(seed), &mut ids, &mut targets);
         assert_eq!((ids.remove(0), targets.remove(0)), (7, 8));
         (ids, targets, chosen)
     }
@@ -150,7 +164,7 @@ mod tests {
     }
 
     fn letters(n: usize, seed: u64) -> Vec<u8> {
-        (0..n).map(|i| letter(Key::new(seed).with(i as u64).below(4) as u8)).collect()
+        (0..n).map(|i| letter(RandomKey::new(seed).with(i as u64).below(4) as u8)).collect()
     }
 
     proptest! {
@@ -166,7 +180,8 @@ mod tests {
         ) {
             let rates = MaskRates { select: 0.2, mask: 1.0, random: 0.0 };
             let (ids, targets, chosen) = masked(&letters, rates, span, seed);
-            let (mut original, places) = (vec![], places(letters.len()));
+            let mut original = vec![];
+            let places = places(letters.len());
             codons::encode(&letters, &mut original);
             let mut shown = vec![false; letters.len()];
             for (&id, &place) in ids.iter().zip(&places) {
@@ -195,8 +210,12 @@ mod tests {
         let n = 3002;
         let rates = MaskRates { select: 0.15, mask: 0.8, random: 0.1 };
         for span in [1, 3, 10] {
-            let (mut all, mut selected, mut hidden, mut changed) = (0, 0, 0, 0);
-            let (mut ends, mut of_ends) = (0, 0);
+            let mut all = 0;
+            let mut selected = 0;
+            let mut hidden = 0;
+            let mut changed = 0;
+            let mut ends = 0;
+            let mut of_ends = 0;
             for seed in 0..100 {
                 let letters = letters(n, seed);
                 let (ids, targets, _) = masked(&letters, rates, span, seed);
@@ -214,7 +233,8 @@ mod tests {
             assert!((share(selected, all) - 0.15).abs() < 0.005, "{span}: {}", share(selected, all));
             assert!((share(of_ends, ends) - 0.15).abs() < 0.08, "{span}: {} at the ends", share(of_ends, ends));
             // Where spans overlap, one that masks prevails.
-            let (hidden, changed) = (share(hidden, selected), share(changed, selected));
+            let hidden = share(hidden, selected);
+            let changed = share(changed, selected);
             assert!((0.79..0.83).contains(&hidden), "{span}: {hidden} hidden");
             assert!((0.06..0.11).contains(&changed), "{span}: {changed} changed");
         }

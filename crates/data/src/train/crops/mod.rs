@@ -29,8 +29,8 @@ pub use self::stream::{CropCounts, CropPack, CropPosition, CropStream};
 use self::table::{RecordTable, UsedRow};
 use super::dataset::refuse_notes;
 use super::files;
-use super::ledger::{DECODER, HostMemory, READER};
-use super::settings::Format;
+use super::ledger::{DECODER, DataMemory, READER};
+use super::settings::DatasetFormat;
 use super::split::Split;
 use crate::alphabet::{Alphabet, UnknownLetters};
 use crate::bounded;
@@ -41,11 +41,11 @@ use crate::{DataError, DataErrorKind};
 /// Open records with their classes: the source of [`CropStream`]s. Cheap to clone.
 #[derive(Clone)]
 pub struct CropSet {
-    inner: Arc<Inner>,
+    inner: Arc<SharedCrops>,
 }
 
 /// State of a crop set, shared with the threads of its streams.
-struct Inner {
+struct SharedCrops {
     settings: CropSettings,
     train: Vec<LabelledRecord>,
     validation: Vec<LabelledRecord>,
@@ -106,7 +106,7 @@ impl CropSet {
         settings.check()?;
         let shuffled =
             settings.shuffled_targets().map_err(|why| DataError::new(DataErrorKind::Malformed(why)))?;
-        let mut inner = Inner {
+        let mut inner = SharedCrops {
             settings,
             train: Vec::new(),
             validation: Vec::new(),
@@ -152,7 +152,7 @@ impl CropSet {
     }
 
     /// Maximum host memory of the set and of one stream, by purpose, apart from its packs.
-    pub fn host_bytes(&self) -> Vec<HostMemory> {
+    pub fn host_bytes(&self) -> Vec<DataMemory> {
         let inner = &self.inner;
         let records = [&inner.train, &inner.validation].into_iter();
         let records: usize = records
@@ -167,13 +167,13 @@ impl CropSet {
         let listed = 2 * inner.train.len().max(inner.validation.len()) * size_of::<u32>();
         let [parcels, workers] = stream::bytes(inner);
         vec![
-            HostMemory { what: "records", bytes: records as u64 },
-            HostMemory { what: "sampling of records", bytes: (samplers + listed) as u64 },
-            HostMemory { what: "table of records", bytes: inner.opening[0] },
-            HostMemory { what: "reader", bytes: inner.opening[1] },
-            HostMemory { what: "decompression", bytes: if inner.compressed { DECODER } else { 0 } },
-            HostMemory { what: "parcels", bytes: parcels },
-            HostMemory { what: "makers of crops", bytes: workers },
+            DataMemory { what: "records", bytes: records as u64 },
+            DataMemory { what: "sampling of records", bytes: (samplers + listed) as u64 },
+            DataMemory { what: "table of records", bytes: inner.opening[0] },
+            DataMemory { what: "reader", bytes: inner.opening[1] },
+            DataMemory { what: "decompression", bytes: if inner.compressed { DECODER } else { 0 } },
+            DataMemory { what: "parcels", bytes: parcels },
+            DataMemory { what: "makers of crops", bytes: workers },
         ]
     }
 
@@ -223,7 +223,7 @@ impl CropSet {
 /// Largest index of a crop, low enough that the index of a parcel ahead of it does not overflow.
 const LARGEST_INDEX: u64 = 1 << 62;
 
-impl Inner {
+impl SharedCrops {
     /// The records of a split.
     fn records(&self, split: Split) -> &[LabelledRecord] {
         match split {
@@ -248,7 +248,7 @@ impl Inner {
         self.settings.validation.as_ref().map_or(&[], |validation| &validation.lengths)
     }
 
-    /// Index into [`Inner::validation_lengths`] of a validation crop.
+    /// Index into [`SharedCrops::validation_lengths`] of a validation crop.
     fn validation_length(&self, index: u64) -> usize {
         self.settings.validation.as_ref().map_or(0, |validation| (index / validation.crops) as usize)
     }
@@ -265,29 +265,27 @@ impl Inner {
         let text = bounded::read_text(path, table::LARGEST)
             .map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
         let (mut table, names) = RecordTable::parse(path, &text, &settings)?;
-        let listing = files::list(&settings.files, &Format::Sequences, Some(Alphabet::Nucleotides))?;
+        let listing = files::list(&settings.files, &DatasetFormat::Sequences, Some(Alphabet::Nucleotides))?;
         self.skipped = listing.skipped_line();
         let files = listing.paths();
         for file in &files {
-            self.compressed |= files::is_compressed(file, &Format::Sequences)?;
+            self.compressed |= files::is_compressed(file, &DatasetFormat::Sequences)?;
         }
         let mut hash = Sha256::new();
-        let (mut reader, mut record, mut longest) = (Reader::open(&files)?, Record::default(), 0);
+        let mut reader = Reader::open(&files)?;
+        let mut record = Record::default();
+        let mut longest = 0;
         let mut unknown = UnknownLetters::default();
         while reader.read_into(&mut record)? {
             longest = longest.max(record.seq.len() + record.description.len() + record.id.len());
-            let refuse = |why: String| {
-                let error = DataError::new(DataErrorKind::Malformed(why)).with_id(record.id.as_str());
-                match reader.position() {
-                    Some((path, line)) => DataError { path: Some(path.to_owned()), ..error }.with_line(line),
-                    None => error,
-                }
-            };
             if let Some(why) = Alphabet::Nucleotides.refusal(&record.seq) {
-                return Err(refuse(why));
+                return Err(reader.error_at(&record, DataError::new(DataErrorKind::Malformed(why))));
             }
             unknown.count(Alphabet::Nucleotides.count_unknown(&record.seq), || record.id.clone());
-            match table.take(&record.id).map_err(refuse)? {
+            let row = table.take(&record.id);
+            let row =
+                row.map_err(|why| reader.error_at(&record, DataError::new(DataErrorKind::Malformed(why))))?;
+            match row {
                 Some(row) => self.add(&record.seq, &row, &names, &mut hash),
                 None => self.stats.left_out += 1,
             }
@@ -345,32 +343,37 @@ impl Inner {
     /// No training record; a length of validation crops for which no record is long enough.
     fn make_samplers(&mut self) -> Result<(), DataError> {
         let powers: Vec<f64> = self.settings.levels.iter().map(|level| level.power).collect();
-        let none = |what: String| DataError::at(&self.settings.table, DataErrorKind::NoData(what));
-        let sampler = |records: &[LabelledRecord], shortest: usize| {
-            let of = |record: u32| &records[record as usize];
-            let long = (0..records.len() as u32).filter(|&record| of(record).packed.len() >= shortest);
-            Sampler::new(long.collect(), &powers, &|record| of(record).packed.len() as u64, &|record, level| {
-                of(record).values[level]
-            })
-        };
         let shortest = self.settings.shortest;
-        let mut samplers = vec![sampler(&self.train, shortest).ok_or_else(|| {
-            none(format!(
+        let Some(of_train) = sampler(&self.train, shortest, &powers) else {
+            let what = format!(
                 "no record to train on: {} records of the split train have fewer than {shortest} bases, {} are left out",
                 self.stats.train.short, self.stats.left_out
-            ))
-        })?];
+            );
+            return Err(DataError::at(&self.settings.table, DataErrorKind::NoData(what)));
+        };
+        let mut samplers = vec![of_train];
         for &length in self.validation_lengths() {
-            samplers.push(sampler(&self.validation, length).ok_or_else(|| {
-                none(format!(
+            let Some(of_length) = sampler(&self.validation, length, &powers) else {
+                let what = format!(
                     "no record of the split validation has the {length} bases of a validation crop; remove the length, or \
                      give longer records"
-                ))
-            })?);
+                );
+                return Err(DataError::at(&self.settings.table, DataErrorKind::NoData(what)));
+            };
+            samplers.push(of_length);
         }
         self.samplers = samplers;
         Ok(())
     }
+}
+
+/// Builds a sampler of the records of at least `shortest` bases; `None` if there is none.
+fn sampler(records: &[LabelledRecord], shortest: usize, powers: &[f64]) -> Option<Sampler> {
+    let all = 0..records.len() as u32;
+    let long = all.filter(|&record| records[record as usize].packed.len() >= shortest).collect();
+    let bases = |record: u32| records[record as usize].packed.len() as u64;
+    let value = |record: u32, level: usize| records[record as usize].values[level];
+    Sampler::new(long, powers, &bases, &value)
 }
 
 impl LabelledRecord {

@@ -50,10 +50,10 @@ impl Packed {
     pub(super) fn new(letters: &[u8]) -> Self {
         let mut codes = vec![0; letters.len().div_ceil(4)].into_boxed_slice();
         // Counted first, so that the list is allocated once with its final size.
-        let is_unknown = |at: usize| code(letters[at]) == 4;
-        let begins = |at: usize| is_unknown(at) && (at == 0 || !is_unknown(at - 1));
-        let mut unknown: Vec<Range<usize>> =
-            Vec::with_capacity((0..letters.len()).filter(|&at| begins(at)).count());
+        let starts = (0..letters.len())
+            .filter(|&at| code(letters[at]) == 4 && (at == 0 || code(letters[at - 1]) != 4))
+            .count();
+        let mut unknown: Vec<Range<usize>> = Vec::with_capacity(starts);
         for (at, &letter) in letters.iter().enumerate() {
             match (code(letter), unknown.last_mut()) {
                 (4, Some(run)) if run.end == at => run.end = at + 1,
@@ -102,7 +102,8 @@ impl Packed {
         out.truncate(range.len());
         let first = self.unknown.partition_point(|run| run.end <= range.start);
         for run in self.unknown[first..].iter().take_while(|run| run.start < range.end) {
-            let (start, end) = (run.start.max(range.start), run.end.min(range.end));
+            let start = run.start.max(range.start);
+            let end = run.end.min(range.end);
             out[start - range.start..end - range.start].fill(b'N');
         }
     }

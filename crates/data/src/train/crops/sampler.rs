@@ -1,18 +1,18 @@
 //! Draws records: level by level by the values of columns, then in proportion to bases. Invariant: at a level, the
 //! probability of a value is proportional to a power of the number of bases under it, within the values drawn before.
 
-use super::super::random::Key;
+use super::super::random::RandomKey;
 
 /// A tree of values with records as its leaves.
 #[derive(Debug)]
 pub(super) struct Sampler {
-    root: Node,
+    root: SamplerNode,
 }
 
 #[derive(Debug)]
-enum Node {
+enum SamplerNode {
     /// The values of a level: sums of their weights up to and including each value, and what is under them.
-    Values { sums: Vec<f64>, under: Vec<Node> },
+    Values { sums: Vec<f64>, children: Vec<SamplerNode> },
     /// Records: sums of their bases up to and including each record.
     Records { sums: Vec<u64>, records: Vec<u32> },
 }
@@ -27,23 +27,25 @@ impl Sampler {
         value: &dyn Fn(u32, usize) -> u32,
     ) -> Option<Self> {
         records.retain(|&record| bases(record) > 0);
-        (!records.is_empty()).then(|| Sampler { root: Node::new(&mut records, 0, powers, bases, value).0 })
+        (!records.is_empty())
+            .then(|| Sampler { root: SamplerNode::new(&mut records, 0, powers, bases, value).0 })
     }
 
     /// Draws a record.
-    pub(super) fn draw(&self, key: Key) -> u32 {
-        let (mut node, mut level) = (&self.root, 0);
+    pub(super) fn draw(&self, key: RandomKey) -> u32 {
+        let mut node = &self.root;
+        let mut level = 0;
         loop {
             match node {
-                Node::Values { sums, under } => {
+                SamplerNode::Values { sums, children } => {
                     let total = sums.last().copied().unwrap_or_default();
                     let drawn = key.with(level).unit() * total;
                     // Rounding of the product could reach the total, so the index is limited.
-                    let at = sums.partition_point(|&sum| sum <= drawn).min(under.len() - 1);
-                    node = &under[at];
+                    let at = sums.partition_point(|&sum| sum <= drawn).min(children.len() - 1);
+                    node = &children[at];
                     level += 1;
                 }
-                Node::Records { sums, records } => {
+                SamplerNode::Records { sums, records } => {
                     let total = sums.last().copied().unwrap_or_default();
                     let drawn = key.with(level).below(total as usize) as u64;
                     return records[sums.partition_point(|&sum| sum <= drawn)];
@@ -58,7 +60,7 @@ impl Sampler {
     }
 }
 
-impl Node {
+impl SamplerNode {
     /// Builds the node of `records` at a level; returns it with its number of bases.
     fn new(
         records: &mut [u32],
@@ -69,45 +71,52 @@ impl Node {
     ) -> (Self, u64) {
         let Some(&power) = powers.get(level) else {
             let mut total = 0;
-            let sum = |&record: &u32| {
-                total += bases(record);
-                total
-            };
-            let sums = records.iter().map(sum).collect();
-            return (Node::Records { sums, records: records.to_vec() }, total);
+            let sums = records
+                .iter()
+                .map(|&record| {
+                    total += bases(record);
+                    total
+                })
+                .collect();
+            return (SamplerNode::Records { sums, records: records.to_vec() }, total);
         };
         // Stable, so that the records of a value keep the order of the files.
         records.sort_by_key(|&record| value(record, level));
-        let parts = || records.chunk_by(|&a, &b| value(a, level) == value(b, level));
-        let lengths: Vec<usize> = parts().map(<[u32]>::len).collect();
-        let (mut under, mut sizes) = (Vec::with_capacity(lengths.len()), Vec::with_capacity(lengths.len()));
+        let parts = records.chunk_by(|&a, &b| value(a, level) == value(b, level));
+        let lengths: Vec<usize> = parts.map(<[u32]>::len).collect();
+        let mut children = Vec::with_capacity(lengths.len());
+        let mut sizes = Vec::with_capacity(lengths.len());
         let mut rest = records;
         for length in lengths {
             let (part, after) = rest.split_at_mut(length);
-            let (node, size) = Node::new(part, level + 1, powers, bases, value);
-            under.push(node);
+            let (node, size) = SamplerNode::new(part, level + 1, powers, bases, value);
+            children.push(node);
             sizes.push(size);
             rest = after;
         }
         // Relative to the largest value, so that no power overflows.
         let largest = sizes.iter().copied().max().unwrap_or(1) as f64;
         let mut total = 0.0;
-        let sum = |&size: &u64| {
-            total += libm::pow(size as f64 / largest, power);
-            total
-        };
-        let sums = sizes.iter().map(sum).collect();
-        (Node::Values { sums, under }, sizes.iter().sum())
+        let sums = sizes
+            .iter()
+            .map(|&size| {
+                total += libm::pow(size as f64 / largest, power);
+                total
+            })
+            .collect();
+        (SamplerNode::Values { sums, children }, sizes.iter().sum())
     }
 
     fn bytes(&self) -> usize {
         32 + match self {
-            Node::Values { sums, under } => {
+            SamplerNode::Values { sums, children } => {
                 sums.len() * size_of::<f64>()
-                    + under.len() * size_of::<Node>()
-                    + under.iter().map(Node::bytes).sum::<usize>()
+                    + children.len() * size_of::<SamplerNode>()
+                    + children.iter().map(SamplerNode::bytes).sum::<usize>()
             }
-            Node::Records { sums, records } => sums.len() * size_of::<u64>() + records.len() * size_of::<u32>(),
+            SamplerNode::Records { sums, records } => {
+                sums.len() * size_of::<u64>() + records.len() * size_of::<u32>()
+            }
         }
     }
 }
@@ -145,7 +154,7 @@ mod tests {
         let draws = 200_000;
         let mut counts = [0_u32; 7];
         for i in 0..draws {
-            counts[sampler.draw(Key::new(5).with(i)) as usize] += 1;
+            counts[sampler.draw(RandomKey::new(5).with(i)) as usize] += 1;
         }
         let chi_square: f64 = counts
             .iter()
@@ -164,9 +173,9 @@ mod tests {
         assert!(build(1.0, 0).is_none());
         let even = build(0.0, 4).unwrap();
         let mut counts = [0; 4];
-        (0..4000).for_each(|i| counts[even.draw(Key::new(1).with(i)) as usize] += 1);
+        (0..4000).for_each(|i| counts[even.draw(RandomKey::new(1).with(i)) as usize] += 1);
         assert!(counts.iter().all(|n| (900..1100).contains(n)), "{counts:?}");
         let largest = build(1e6, 4).unwrap();
-        assert!((0..1000).all(|i| largest.draw(Key::new(1).with(i)) == 3));
+        assert!((0..1000).all(|i| largest.draw(RandomKey::new(1).with(i)) == 3));
     }
 }

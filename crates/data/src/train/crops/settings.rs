@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use super::super::settings::{Bounds, MaskRates};
+use super::super::settings::{MaskRates, PackLimits};
 use crate::printable::Name;
 use crate::{DataError, DataErrorKind, codons};
 
@@ -44,7 +44,7 @@ pub struct CropSettings {
     pub seed: u64,
     /// Maximum size of a pack. `longest` is the maximum number of tokens of a frame, that is, of the part of a
     /// crop within which tokens attend to one another.
-    pub bounds: Bounds,
+    pub bounds: PackLimits,
     /// Number of threads that make crops. The packs do not depend on it.
     pub workers: usize,
     /// Number of finished parcels (groups of crops) queued per worker.
@@ -206,14 +206,13 @@ impl CropSettings {
     /// # Errors
     /// The first rule that the settings violate.
     pub fn check(&self) -> Result<(), DataError> {
-        let refuse = |why: String| Err(DataError::new(DataErrorKind::Malformed(why)));
         let Mutations { substitutions, indels } = self.mutations;
         let share = self.shuffled.share;
-        let least = self.tokens.shortest();
+        let shortest_crop = self.tokens.shortest();
         let rules = [
             (!self.files.is_empty(), "no file of sequences is named"),
             (
-                self.shortest >= least && self.shortest <= self.longest && self.longest <= LARGEST,
+                self.shortest >= shortest_crop && self.shortest <= self.longest && self.longest <= LARGEST,
                 "the shortest crop must have at least 5 bases and at most those of the longest, and the longest at most \
                  67108864",
             ),
@@ -240,16 +239,16 @@ impl CropSettings {
                 self.validation
                     .iter()
                     .flat_map(|v| &v.lengths)
-                    .all(|length| (least..=LARGEST).contains(length)),
+                    .all(|length| (shortest_crop..=LARGEST).contains(length)),
                 "a validation crop must have 5 to 67108864 bases",
             ),
             (self.workers > 0 && self.prefetch > 0, "at least one worker and one parcel for it"),
         ];
         if let Some((_, why)) = rules.into_iter().find(|(kept, _)| !kept) {
-            return refuse(why.to_owned());
+            return Err(DataError::new(DataErrorKind::Malformed(why.to_owned())));
         }
         if let Err(why) = self.check_tasks() {
-            return refuse(why);
+            return Err(DataError::new(DataErrorKind::Malformed(why)));
         }
         self.check_bounds()
     }
@@ -259,10 +258,9 @@ impl CropSettings {
         let mut targets = vec![-1; self.tasks.len()];
         for (name, class) in &self.shuffled.targets {
             let place = self.tasks.iter().position(|task| task.name == *name);
-            let unknown = || {
+            let place = place.ok_or_else(|| {
                 format!("shuffled crops have a target in the task '{}', and there is no such task", Name(name))
-            };
-            let place = place.ok_or_else(unknown)?;
+            })?;
             let class = self.tasks[place].target(class).filter(|&class| class >= 0).ok_or_else(|| {
                 format!(
                     "shuffled crops have the class '{}' in the task '{}'; its classes are {}",
@@ -324,9 +322,10 @@ impl CropSettings {
     }
 
     fn check_bounds(&self) -> Result<(), DataError> {
-        let Bounds { tokens, sequences, longest } = self.bounds;
+        let PackLimits { tokens, sequences, longest } = self.bounds;
         let crop = self.longest_crop();
-        let (frame, all) = (self.tokens.frame_of(crop), self.tokens.tokens_of(crop));
+        let frame = self.tokens.frame_of(crop);
+        let all = self.tokens.tokens_of(crop);
         let why = match () {
             () if sequences == 0 => "a pack must hold a crop".to_owned(),
             () if tokens > i32::MAX as usize => "a pack has more tokens than spans can count".to_owned(),

@@ -6,7 +6,7 @@
 //! other edges is free. The tree is drawn uniformly by Wilson's algorithm (1996), which, unlike redrawing until a tree
 //! is found, is fast for repetitive sequences.
 
-use super::super::random::Key;
+use super::super::random::RandomKey;
 use super::packed;
 use crate::bases;
 
@@ -27,22 +27,21 @@ impl Shuffler {
     }
 
     /// Shuffles a sequence of the letters A, C, G, T and N.
-    pub(super) fn shuffle(&mut self, letters: &mut [u8], key: Key) {
+    pub(super) fn shuffle(&mut self, letters: &mut [u8], key: RandomKey) {
         let (Some(&first), Some(&last)) = (letters.first(), letters.last()) else { return };
-        let code = |letter: u8| usize::from(bases::code(letter));
         let mut counts = [0; LETTERS];
-        letters[..letters.len() - 1].iter().for_each(|&letter| counts[code(letter)] += 1);
+        letters[..letters.len() - 1].iter().for_each(|&letter| counts[letter_index(letter)] += 1);
         let mut starts = [0; LETTERS];
         (1..LETTERS).for_each(|at| starts[at] = starts[at - 1] + counts[at - 1]);
         self.edges.clear();
         self.edges.resize(letters.len() - 1, 0);
         let mut next = starts;
         for pair in letters.windows(2) {
-            let from = &mut next[code(pair[0])];
+            let from = &mut next[letter_index(pair[0])];
             self.edges[*from] = bases::code(pair[1]);
             *from += 1;
         }
-        let exits = self.exits(code(last), &starts, &counts, key);
+        let exits = self.exits(letter_index(last), &starts, &counts, key);
         for at in 0..LETTERS {
             let edges = &mut self.edges[starts[at]..starts[at] + counts[at]];
             // The edges are shuffled up to the exit, which comes last. The last letter of the sequence has no exit.
@@ -55,7 +54,8 @@ impl Shuffler {
             };
             key.with(at as u64).shuffle(&mut edges[..free]);
         }
-        let (mut next, mut at) = (starts, code(first));
+        let mut next = starts;
+        let mut at = letter_index(first);
         for letter in &mut letters[1..] {
             let to = self.edges[next[at]];
             next[at] += 1;
@@ -71,9 +71,10 @@ impl Shuffler {
         root: usize,
         starts: &[usize; LETTERS],
         counts: &[usize; LETTERS],
-        key: Key,
+        key: RandomKey,
     ) -> [Option<usize>; LETTERS] {
-        let (mut exits, mut draws) = ([0; LETTERS], 0);
+        let mut exits = [0; LETTERS];
+        let mut draws = 0;
         let mut in_tree = [false; LETTERS];
         in_tree[root] = true;
         for from in (0..LETTERS).filter(|&at| counts[at] > 0) {
@@ -94,13 +95,18 @@ impl Shuffler {
     }
 }
 
+/// Index of a letter in arrays of [`LETTERS`] elements.
+fn letter_index(letter: u8) -> usize {
+    usize::from(bases::code(letter))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
-    fn shuffled(letters: &[u8], key: Key) -> Vec<u8> {
+    fn shuffled(letters: &[u8], key: RandomKey) -> Vec<u8> {
         let mut letters = letters.to_vec();
         Shuffler::default().shuffle(&mut letters, key);
         letters
@@ -120,7 +126,7 @@ mod tests {
             letters in prop::collection::vec(prop::sample::select(b"ACGTNAAAA".to_vec()), 0..300),
             seed in 0_u64..1000,
         ) {
-            let other = shuffled(&letters, Key::new(seed));
+            let other = shuffled(&letters, RandomKey::new(seed));
             prop_assert_eq!(pairs(&other), pairs(&letters));
             prop_assert_eq!((other.first(), other.last()), (letters.first(), letters.last()));
         }
@@ -141,7 +147,8 @@ mod tests {
         // Sequences with repeated pairs come from several orders of equal edges, equally many for each sequence.
         let draws = 2000 * all.len();
         let mut counts: HashMap<Vec<u8>, u32> = HashMap::new();
-        (0..draws).for_each(|i| *counts.entry(shuffled(letters, Key::new(9).with(i as u64))).or_default() += 1);
+        (0..draws)
+            .for_each(|i| *counts.entry(shuffled(letters, RandomKey::new(9).with(i as u64))).or_default() += 1);
         assert_eq!(counts.len(), all.len());
         let chi_square: f64 = counts.values().map(|&n| (f64::from(n) - 2000.0).powi(2) / 2000.0).sum();
         // Mean and four standard deviations of the chi-square distribution.
@@ -152,6 +159,6 @@ mod tests {
     #[test]
     fn repetitive_sequences_are_quick() {
         let letters = [vec![b'A'; 20_000], b"C".to_vec()].concat();
-        assert_eq!(shuffled(&letters, Key::new(1)), letters);
+        assert_eq!(shuffled(&letters, RandomKey::new(1)), letters);
     }
 }

@@ -12,15 +12,15 @@ use std::thread::JoinHandle;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::mask::Masking;
-use super::super::random::Key;
-use super::super::settings::{Bounds, MaskRates};
+use super::super::mask::TokenMasking;
+use super::super::random::RandomKey;
+use super::super::settings::{MaskRates, PackLimits};
 use super::super::split::Split;
 use super::super::stream::lost;
-use super::draw::{self, Change, Cropper};
+use super::draw::{self, CropChange, Cropper};
 use super::mask_bases::BaseMasker;
 use super::settings::{CropObjective, Mutations};
-use super::{Inner, LabelledRecord};
+use super::{LabelledRecord, SharedCrops};
 use crate::limits::spawn;
 use crate::{DataError, DataErrorKind};
 
@@ -96,7 +96,7 @@ pub struct CropCounts {
 
 impl CropPack {
     /// An empty pack with buffers that are large enough for the bounds.
-    pub(super) fn with_capacity(bounds: &Bounds, objective: CropObjective, tasks: usize) -> Self {
+    pub(super) fn with_capacity(bounds: &PackLimits, objective: CropObjective, tasks: usize) -> Self {
         let (vectors, length) = shape(bounds, objective, tasks);
         CropPack {
             number: 0,
@@ -110,7 +110,7 @@ impl CropPack {
     }
 
     /// Bytes of the buffers of a pack.
-    pub(super) fn bytes(bounds: &Bounds, objective: CropObjective, tasks: usize) -> u64 {
+    pub(super) fn bytes(bounds: &PackLimits, objective: CropObjective, tasks: usize) -> u64 {
         let (vectors, length) = shape(bounds, objective, tasks);
         let vector = length * size_of::<i32>() + size_of::<Vec<i32>>() + size_of::<u64>();
         let crop = size_of::<[i32; 2]>() + size_of::<u32>();
@@ -130,7 +130,7 @@ impl CropPack {
 }
 
 /// Number of target vectors of a pack, and their maximum length.
-fn shape(bounds: &Bounds, objective: CropObjective, tasks: usize) -> (usize, usize) {
+fn shape(bounds: &PackLimits, objective: CropObjective, tasks: usize) -> (usize, usize) {
     match objective {
         CropObjective::Classify => (tasks, bounds.sequences),
         CropObjective::Masked(_) | CropObjective::MaskedBases { .. } => (1, bounds.tokens),
@@ -159,7 +159,7 @@ struct ParcelCrop {
 }
 
 impl Parcel {
-    fn new(inner: &Inner) -> Self {
+    fn new(inner: &SharedCrops) -> Self {
         let tokens = parcel_crops(inner) * inner.longest_tokens();
         let masked = inner.settings.objective != CropObjective::Classify;
         Parcel {
@@ -171,12 +171,12 @@ impl Parcel {
 }
 
 /// Number of crops of a parcel.
-fn parcel_crops(inner: &Inner) -> usize {
+fn parcel_crops(inner: &SharedCrops) -> usize {
     (PARCEL / inner.longest_tokens()).clamp(1, CROPS)
 }
 
 /// Bytes of the parcels and of the buffers of the workers of a stream.
-pub(super) fn bytes(inner: &Inner) -> [u64; 2] {
+pub(super) fn bytes(inner: &SharedCrops) -> [u64; 2] {
     let settings = &inner.settings;
     let vectors = match settings.objective {
         CropObjective::Classify => 1,
@@ -199,13 +199,13 @@ fn parcels_of_worker(prefetch: usize) -> usize {
 
 /// Makes the crops of a split.
 struct CropMaker {
-    inner: Arc<Inner>,
+    inner: Arc<SharedCrops>,
     split: Split,
     cropper: Cropper,
     masker: Masker,
 }
 
-/// What is masked in a crop, with the buffers for it.
+/// Masking of a crop, with its buffers.
 enum Masker {
     Nothing,
     Tokens {
@@ -219,7 +219,7 @@ enum Masker {
 }
 
 impl CropMaker {
-    fn new(inner: Arc<Inner>, split: Split) -> Self {
+    fn new(inner: Arc<SharedCrops>, split: Split) -> Self {
         let longest = inner.settings.longest_crop();
         let tokens = inner.settings.tokens;
         let masker = match inner.settings.objective {
@@ -236,8 +236,9 @@ impl CropMaker {
         CropMaker { split, cropper: Cropper::new(longest), masker, inner }
     }
 
-    fn bytes(inner: &Inner) -> usize {
-        let (longest, tokens) = (inner.settings.longest_crop(), inner.settings.tokens);
+    fn bytes(inner: &SharedCrops) -> usize {
+        let longest = inner.settings.longest_crop();
+        let tokens = inner.settings.tokens;
         let masker = match inner.settings.objective {
             CropObjective::Classify => 0,
             CropObjective::Masked(_) => (inner.longest_tokens() + tokens.vocabulary()) * size_of::<i32>(),
@@ -262,17 +263,22 @@ impl CropMaker {
             Split::Train => TRAIN,
             Split::Validation => VALIDATION,
         };
-        let key = Key::new(settings.seed).with(split_word).with(index);
+        let key = RandomKey::new(settings.seed).with(split_word).with(index);
         let (length, sampler, change) = match split {
             Split::Train => {
                 let length = draw::length(settings.shortest, settings.longest, key.with(LENGTH));
                 let shuffled = key.with(IS_SHUFFLED).unit() < settings.shuffled.share;
-                let change = if shuffled { Change::Shuffled } else { Change::Mutated(settings.mutations) };
+                let change =
+                    if shuffled { CropChange::Shuffled } else { CropChange::Mutated(settings.mutations) };
                 (length, &inner.samplers[0], change)
             }
             Split::Validation => {
                 let at = inner.validation_length(index);
-                (inner.validation_lengths()[at], &inner.samplers[1 + at], Change::Mutated(Mutations::default()))
+                (
+                    inner.validation_lengths()[at],
+                    &inner.samplers[1 + at],
+                    CropChange::Mutated(Mutations::default()),
+                )
             }
         };
         let record = sampler.draw(key.with(RECORD));
@@ -291,7 +297,7 @@ impl CropMaker {
             Masker::Tokens { rates, tokens, ordinary } => {
                 tokens.clear();
                 settings.tokens.encode(letters, tokens);
-                let masking = Masking { rates: *rates, mask: settings.tokens.mask(), ordinary };
+                let masking = TokenMasking { rates: *rates, mask: settings.tokens.mask(), ordinary };
                 masking.push(tokens, 0, key.with(MASKS), &mut parcel.ids, &mut parcel.targets)
             }
         };
@@ -299,14 +305,14 @@ impl CropMaker {
             end: parcel.ids.len(),
             bases: length as u32,
             record,
-            is_shuffled: change == Change::Shuffled,
+            is_shuffled: change == CropChange::Shuffled,
             masked,
         });
     }
 }
 
 /// A worker as the consumer sees it.
-struct Worker {
+struct CropWorker {
     made: Receiver<Parcel>,
     free: SyncSender<Parcel>,
     thread: JoinHandle<()>,
@@ -314,9 +320,9 @@ struct Worker {
 
 /// Stream of the packs of a split. Its own threads make crops ahead.
 pub struct CropStream {
-    inner: Arc<Inner>,
+    inner: Arc<SharedCrops>,
     split: Split,
-    workers: Vec<Worker>,
+    workers: Vec<CropWorker>,
     /// The worker from which the next parcel is received.
     next: usize,
     /// The parcel that is partly consumed, and the number of its consumed crops.
@@ -329,10 +335,12 @@ pub struct CropStream {
 }
 
 impl CropStream {
-    pub(super) fn new(inner: Arc<Inner>, split: Split, from: CropPosition) -> Result<Self, DataError> {
+    pub(super) fn new(inner: Arc<SharedCrops>, split: Split, from: CropPosition) -> Result<Self, DataError> {
         let settings = &inner.settings;
-        let (crops, end) = (parcel_crops(&inner) as u64, inner.crops(split));
-        let (count, prefetch) = (settings.workers as u64, settings.prefetch);
+        let crops = parcel_crops(&inner) as u64;
+        let end = inner.crops(split);
+        let count = settings.workers as u64;
+        let prefetch = settings.prefetch;
         let mut workers = Vec::with_capacity(settings.workers);
         for worker in 0..count {
             // The channels hold all parcels of the worker, so sending never waits.
@@ -353,9 +361,10 @@ impl CropStream {
                 }
             };
             let thread = spawn("crops", work).map_err(|e| DataError::new(DataErrorKind::Thread(e)))?;
-            workers.push(Worker { made, free, thread });
+            workers.push(CropWorker { made, free, thread });
         }
-        let (counts, parcel) = (CropCounts::default(), None);
+        let counts = CropCounts::default();
+        let parcel = None;
         Ok(CropStream { inner, split, workers, next: 0, parcel, at: from, counts, skipped: 0, ended: false })
     }
 
@@ -426,7 +435,7 @@ impl CropStream {
     /// gradient. Returns whether it is consumed; it is not if it does not fit.
     fn take(&mut self, parcel: &Parcel, at: usize, pack: &mut CropPack) -> bool {
         let inner = &self.inner;
-        let Bounds { tokens, sequences, .. } = inner.settings.bounds;
+        let PackLimits { tokens, sequences, .. } = inner.settings.bounds;
         let made = &parcel.crops[at];
         let start = at.checked_sub(1).map_or(0, |before| parcel.crops[before].end);
         let targets: &[i32] = match (inner.settings.objective, made.is_shuffled) {
@@ -487,7 +496,7 @@ impl Drop for CropStream {
     fn drop(&mut self) {
         // Both channel ends of a worker are dropped before the join: a worker that waits on a channel wakes up and ends
         // only when the opposite end is gone.
-        for Worker { made, free, thread } in self.workers.drain(..) {
+        for CropWorker { made, free, thread } in self.workers.drain(..) {
             drop((made, free));
             // `join` fails if the thread panicked; the panic hook has already printed the message.
             let _ = thread.join();

@@ -15,7 +15,7 @@ pub(super) const LARGEST: u64 = 1 << 30;
 /// A table that has been read; its names are slices of the text.
 pub(super) struct RecordTable<'a> {
     path: &'a Path,
-    rows: HashMap<&'a str, Row>,
+    rows: HashMap<&'a str, RecordRow>,
     /// Targets of all rows that are used, one for each task.
     targets: Vec<i32>,
     /// Values of all rows that are used, one for each level, as indices into the names of the values of the level.
@@ -27,7 +27,7 @@ pub(super) struct RecordTable<'a> {
 }
 
 /// A row.
-struct Row {
+struct RecordRow {
     line: u64,
     /// `None` if the record is left out.
     split: Option<Split>,
@@ -36,11 +36,47 @@ struct Row {
     found: bool,
 }
 
-/// What the table says of a record that is used.
+/// Split, targets and values of a record that is used.
 pub(super) struct UsedRow<'t> {
     pub split: Split,
     pub targets: &'t [i32],
     pub values: &'t [u32],
+}
+
+/// Indices of the columns that are read.
+struct RecordColumns {
+    id: usize,
+    split: usize,
+    /// One for each task.
+    tasks: Vec<usize>,
+    /// One for each sampling level.
+    levels: Vec<usize>,
+}
+
+impl RecordColumns {
+    /// Finds the columns by their names. `Err` says which is missing or ambiguous.
+    fn find(names: &[String], settings: &CropSettings) -> Result<Self, String> {
+        Ok(Self {
+            id: column(names, "id")?,
+            split: column(names, "split")?,
+            tasks: settings.tasks.iter().map(|task| column(names, &task.name)).collect::<Result<_, _>>()?,
+            levels: settings
+                .levels
+                .iter()
+                .map(|level| column(names, &level.column))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+/// Index of the column called `name`.
+fn column(names: &[String], name: &str) -> Result<usize, String> {
+    let mut found = (0..names.len()).filter(|&at| names[at] == name);
+    match (found.next(), found.next()) {
+        (Some(at), None) => Ok(at),
+        (Some(_), Some(_)) => Err(format!("two columns are called '{}'; rename one", Name(name))),
+        (None, _) => Err(format!("no column '{}'; the columns are {}", Name(name), listed(names))),
+    }
 }
 
 impl<'a> RecordTable<'a> {
@@ -56,32 +92,20 @@ impl<'a> RecordTable<'a> {
         settings: &CropSettings,
     ) -> Result<(Self, Vec<Vec<&'a str>>), DataError> {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-        let refuse =
-            |line: u64, what: String| Err(DataError::at(path, DataErrorKind::Malformed(what)).with_line(line));
         let mut lines = (1..).zip(text.lines()).filter(|(_, line)| !line.is_empty());
         let Some((line, header)) = lines.next() else {
-            return refuse(1, "no header; the first line names the columns, at least id and split".to_owned());
+            return Err(DataError::malformed(
+                path,
+                "no header; the first line names the columns, at least id and split".to_owned(),
+            )
+            .with_line(1));
         };
         let names: Vec<String> = header.split('\t').map(str::to_owned).collect();
-        let column = |name: &str| {
-            let mut found = (0..names.len()).filter(|&at| names[at] == name);
-            match (found.next(), found.next()) {
-                (Some(at), None) => Ok(at),
-                (Some(_), Some(_)) => Err(format!("two columns are called '{}'; rename one", Name(name))),
-                (None, _) => Err(format!("no column '{}'; the columns are {}", Name(name), listed(&names))),
-            }
+        let columns = match RecordColumns::find(&names, settings) {
+            Ok(columns) => columns,
+            Err(what) => return Err(DataError::malformed(path, what).with_line(line)),
         };
-        let columns =
-            |wanted: &mut dyn Iterator<Item = &str>| wanted.map(column).collect::<Result<Vec<usize>, String>>();
-        let places = columns(&mut ["id", "split"].into_iter()).and_then(|always| {
-            let tasks = columns(&mut settings.tasks.iter().map(|task| task.name.as_str()))?;
-            let levels = columns(&mut settings.levels.iter().map(|level| level.column.as_str()))?;
-            Ok((always, tasks, levels))
-        });
-        let (always, tasks, levels) = match places {
-            Ok(places) => places,
-            Err(what) => return refuse(line, what),
-        };
+        let RecordColumns { id, split, tasks, levels } = columns;
         let mut table = RecordTable {
             path,
             // Allocated once: a map that grows holds its old and its new buckets at the same time.
@@ -93,32 +117,45 @@ impl<'a> RecordTable<'a> {
             distinct: 0,
         };
         let mut interned: Vec<HashMap<&str, u32>> = vec![HashMap::new(); levels.len()];
-        let (mut cells, mut number) = (Vec::with_capacity(names.len()), 0);
+        let mut cells = Vec::with_capacity(names.len());
+        let mut number = 0;
         for (line, text) in lines {
             cells.clear();
             // One cell more than the header has columns is enough to refuse the row.
             cells.extend(text.split('\t').take(names.len() + 1));
             if cells.len() != names.len() {
                 let found = text.split('\t').count();
-                return refuse(line, format!("{found} cells for the {} columns of the header", names.len()));
+                return Err(DataError::malformed(
+                    path,
+                    format!("{found} cells for the {} columns of the header", names.len()),
+                )
+                .with_line(line));
             }
-            let id = cells[always[0]];
-            let split = match cells[always[1]] {
+            let id = cells[id];
+            let split = match cells[split] {
                 _ if id.is_empty() => {
-                    return refuse(line, "column 'id': the name of a record is missing".to_owned());
+                    return Err(DataError::malformed(
+                        path,
+                        "column 'id': the name of a record is missing".to_owned(),
+                    )
+                    .with_line(line));
                 }
                 "train" => Some(Split::Train),
                 "validation" => Some(Split::Validation),
                 "-" => None,
                 other => {
                     let what = format!("column 'split': '{}' is not train, validation or -", Name(other));
-                    return refuse(line, what);
+                    return Err(DataError::malformed(path, what).with_line(line));
                 }
             };
-            if let Some(Row { line: first, .. }) =
-                table.rows.insert(id, Row { line, split, number, found: false })
+            if let Some(RecordRow { line: first, .. }) =
+                table.rows.insert(id, RecordRow { line, split, number, found: false })
             {
-                return refuse(line, format!("column 'id': '{}' has a row before, in line {first}", Name(id)));
+                return Err(DataError::malformed(
+                    path,
+                    format!("column 'id': '{}' has a row before, in line {first}", Name(id)),
+                )
+                .with_line(line));
             }
             if split.is_none() {
                 continue;
@@ -132,7 +169,7 @@ impl<'a> RecordTable<'a> {
                         Name(cells[at]),
                         listed(&task.classes)
                     );
-                    return refuse(line, what);
+                    return Err(DataError::malformed(path, what).with_line(line));
                 };
                 table.targets.push(target);
             }
@@ -205,7 +242,7 @@ impl<'a> RecordTable<'a> {
     pub(super) fn bytes(&self) -> usize {
         // `capacity` does not count the empty buckets of a hash table, hence the factor of two. A vector that grows holds
         // its old buffer too, and so does the map of the values of a level, whose copy is sorted in the end.
-        let rows = 2 * self.rows.capacity() * (size_of::<(&str, Row)>() + 1);
+        let rows = 2 * self.rows.capacity() * (size_of::<(&str, RecordRow)>() + 1);
         let cells = 2 * (self.targets.capacity() + self.values.capacity()) * size_of::<u32>();
         rows + cells + 6 * self.distinct * (size_of::<(&str, u32)>() + 1) + 1024
     }

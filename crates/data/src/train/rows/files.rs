@@ -59,9 +59,10 @@ impl RowFile {
             return Self::npz(path);
         }
         let weights = Weights::open(path).map_err(unreadable)?;
-        match weights.get(MATRIX).is_some() && weights.metadata().contains_key("ids") {
-            true => Self::matrix(path, weights),
-            false => Self::tensors(path, weights, pattern),
+        if weights.get(MATRIX).is_some() && weights.metadata().contains_key("ids") {
+            Self::matrix(path, weights)
+        } else {
+            Self::tensors(path, weights, pattern)
         }
     }
 
@@ -81,20 +82,18 @@ impl RowFile {
             }
             RowFileKind::Array { file, values, offset } => {
                 read_values(file, *values, offset + start * values.bytes() as u64, out)
-                    .map_err(|e| DataError::at(&self.path, DataErrorKind::Read(e)))
+                    .map_err(DataError::reading(&self.path))
             }
         }
     }
 
     fn npy(path: &Path) -> Result<Self, DataError> {
-        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-        let file = bounded::open(path).map_err(fail)?;
-        let size = file.metadata().map_err(fail)?.len();
+        let file = bounded::open(path).map_err(DataError::reading(path))?;
+        let size = file.metadata().map_err(DataError::reading(path))?.len();
         let array = Array::read(path, &file, StoredEntry { offset: 0, size })?;
         let [rows, width] = array.matrix(path)?;
         let list = path.with_extension("ids.txt");
-        let text = bounded::read_text(&list, LONGEST_NAMES)
-            .map_err(|e| DataError::at(&list, DataErrorKind::Read(e)))?;
+        let text = bounded::read_text(&list, LONGEST_NAMES).map_err(DataError::reading(&list))?;
         let names: Vec<String> = text.lines().map(str::to_owned).collect();
         if names.len() as u64 != rows {
             let what = format!("{} names for {rows} rows of the array beside it", names.len());
@@ -104,27 +103,23 @@ impl RowFile {
     }
 
     fn npz(path: &Path) -> Result<Self, DataError> {
-        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
-        let file = File::open(path).map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
-        let entry = |name: &str| {
-            let found = stored_entry(path, &format!("{name}.npy")).map_err(unreadable)?;
-            let entry = found.ok_or_else(|| refuse(format!("it has no array `{name}`")))?;
-            Array::read(path, &file, entry)
-        };
-        let array = entry("embeddings")?;
+        let file = File::open(path).map_err(DataError::reading(path))?;
+        let array = Array::of_archive(path, &file, "embeddings")?;
         let [rows, width] = array.matrix(path)?;
-        let names = entry("ids")?.texts(path, &file)?;
+        let names = Array::of_archive(path, &file, "ids")?.texts(path, &file)?;
         if names.len() as u64 != rows {
-            return Err(refuse(format!("{} ids for {rows} rows of `embeddings`", names.len())));
+            return Err(DataError::malformed(
+                path,
+                format!("{} ids for {rows} rows of `embeddings`", names.len()),
+            ));
         }
         Ok(array.rows(path, file, names, width))
     }
 
     fn matrix(path: &Path, weights: Weights) -> Result<Self, DataError> {
-        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
         let shape = weights.tensor(MATRIX).map_err(unreadable)?.shape().to_vec();
         let names: Vec<String> = serde_json::from_str(&weights.metadata()["ids"])
-            .map_err(|_| refuse("its ids are not a list of names".to_owned()))?;
+            .map_err(|_| DataError::malformed(path, "its ids are not a list of names".to_owned()))?;
         match shape[..] {
             [rows, width] if rows == names.len() as u64 && width > 0 => Ok(RowFile {
                 path: path.to_owned(),
@@ -132,19 +127,23 @@ impl RowFile {
                 names,
                 kind: RowFileKind::Matrix(weights),
             }),
-            _ => Err(refuse(format!(
-                "{} ids for a matrix of {shape:?}; rows of one width are needed",
-                names.len()
-            ))),
+            _ => Err(DataError::malformed(
+                path,
+                format!("{} ids for a matrix of {shape:?}; rows of one width are needed", names.len()),
+            )),
         }
     }
 
     fn tensors(path: &Path, weights: Weights, pattern: &str) -> Result<Self, DataError> {
-        let refuse = |what: String| DataError::at(path, DataErrorKind::Malformed(what));
         let Some((before, after)) = pattern.split_once(ANY) else {
-            return Err(refuse(format!("the pattern '{}' has no *, the name of a row", Name(pattern))));
+            return Err(DataError::malformed(
+                path,
+                format!("the pattern '{}' has no *, the name of a row", Name(pattern)),
+            ));
         };
-        let (mut names, mut tensors, mut width) = (Vec::new(), Vec::new(), None);
+        let mut names = Vec::new();
+        let mut tensors = Vec::new();
+        let mut width = None;
         for tensor in weights.tensors() {
             let name = tensor.name().strip_prefix(before).and_then(|name| name.strip_suffix(after));
             let Some(name) = name else { continue };
@@ -152,17 +151,24 @@ impl RowFile {
                 [last] | [1, last] if *last > 0 => last,
                 other => {
                     let what = format!("the tensor '{}' of {other:?} is no row", Name(tensor.name()));
-                    return Err(refuse(what + "; name those that are by a pattern, such as *.mean"));
+                    return Err(DataError::malformed(
+                        path,
+                        what + "; name those that are by a pattern, such as *.mean",
+                    ));
                 }
             };
             if *width.get_or_insert(last) != last {
-                return Err(refuse(format!("'{}' has {last} values, others have not", Name(tensor.name()))));
+                return Err(DataError::malformed(
+                    path,
+                    format!("'{}' has {last} values, others have not", Name(tensor.name())),
+                ));
             }
             names.push(name.to_owned());
             tensors.push(tensor.name().to_owned());
         }
-        let none = || refuse(format!("no tensor is called '{}'", Name(pattern)));
-        let width = width.ok_or_else(none)? as usize;
+        let width = width
+            .ok_or_else(|| DataError::malformed(path, format!("no tensor is called '{}'", Name(pattern))))?
+            as usize;
         Ok(RowFile { path: path.to_owned(), width, names, kind: RowFileKind::Tensors(weights, tensors) })
     }
 }
@@ -177,42 +183,66 @@ struct Array {
 }
 
 impl Array {
+    /// Reads the header of the array `name` of an archive.
+    fn of_archive(path: &Path, file: &File, name: &str) -> Result<Self, DataError> {
+        let entry = stored_entry(path, &format!("{name}.npy")).map_err(unreadable)?;
+        let Some(entry) = entry else {
+            return Err(DataError::malformed(path, format!("it has no array `{name}`")));
+        };
+        Self::read(path, file, entry)
+    }
+
     /// Reads the header of an array in C order.
     fn read(path: &Path, file: &File, entry: StoredEntry) -> Result<Self, DataError> {
-        let fail = |e| DataError::at(path, DataErrorKind::Read(e));
-        let refuse = |what: &str| DataError::at(path, DataErrorKind::Malformed(what.to_owned()));
-        let header = npy_header(file, &entry).map_err(fail)?;
+        let header = npy_header(file, &entry).map_err(DataError::reading(path))?;
         let Some((header, len)) = header else {
-            return Err(refuse("not an array as numpy.save writes it; write it again, or give .safetensors"));
+            return Err(DataError::malformed(
+                path,
+                "not an array as numpy.save writes it; write it again, or give .safetensors",
+            ));
         };
-        let value = |key: &str| header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start());
-        if !value("fortran_order").is_some_and(|rest| rest.starts_with("False")) {
-            return Err(refuse("its values are not in C order; save it as numpy.ascontiguousarray(x)"));
+        if !header_value(&header, "fortran_order").is_some_and(|rest| rest.starts_with("False")) {
+            return Err(DataError::malformed(
+                path,
+                "its values are not in C order; save it as numpy.ascontiguousarray(x)",
+            ));
         }
-        let descr = value("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\''));
-        let shape = value("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')'));
+        let descr = header_value(&header, "descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\''));
+        let shape = header_value(&header, "shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')'));
         let (Some((descr, _)), Some((shape, _))) = (descr, shape) else {
-            return Err(refuse("its header has no type or no shape; write it again with numpy.save"));
+            return Err(DataError::malformed(
+                path,
+                "its header has no type or no shape; write it again with numpy.save",
+            ));
         };
         let sizes = shape.split(',').map(str::trim).filter(|size| !size.is_empty()).map(str::parse);
-        let shape = sizes.collect::<Result<Vec<u64>, _>>().map_err(|_| refuse("its shape is not numbers"))?;
+        let shape = sizes
+            .collect::<Result<Vec<u64>, _>>()
+            .map_err(|_| DataError::malformed(path, "its shape is not numbers"))?;
         let elements = StoredEntry { offset: entry.offset + len, size: entry.size.saturating_sub(len) };
         Ok(Self { descr: descr.to_owned(), shape, elements })
     }
 
     /// Numbers of rows and columns of a matrix of f32 or f16.
     fn matrix(&self, path: &Path) -> Result<[u64; 2], DataError> {
-        let refuse = |what: String| Err(DataError::at(path, DataErrorKind::Malformed(what)));
         let Some(values) = self.values() else {
-            return refuse("its values are not f32 or f16; save it as x.astype('<f4')".to_owned());
+            return Err(DataError::malformed(
+                path,
+                "its values are not f32 or f16; save it as x.astype('<f4')".to_owned(),
+            ));
         };
-        let [rows, width] = self.shape[..] else { return refuse("it is not a matrix of rows".to_owned()) };
+        let [rows, width] = self.shape[..] else {
+            return Err(DataError::malformed(path, "it is not a matrix of rows".to_owned()));
+        };
         let expected = rows.checked_mul(width).and_then(|n| n.checked_mul(values.bytes() as u64));
         if width > 0 && expected == Some(self.elements.size) {
             return Ok([rows, width]);
         }
         let size = self.elements.size;
-        refuse(format!("its header promises {rows} rows of {width}; it has {size} bytes of values"))
+        Err(DataError::malformed(
+            path,
+            format!("its header promises {rows} rows of {width}; it has {size} bytes of values"),
+        ))
     }
 
     fn values(&self) -> Option<ValueType> {
@@ -232,25 +262,33 @@ impl Array {
 
     /// The elements of an array of texts.
     fn texts(&self, path: &Path, file: &File) -> Result<Vec<String>, DataError> {
-        let refuse = |what: &str| DataError::at(path, DataErrorKind::Malformed(what.to_owned()));
         let length = self.descr.strip_prefix("<U").and_then(|n| n.parse::<u64>().ok()).filter(|&n| n > 0);
         let (Some(length), [count]) = (length, &self.shape[..]) else {
-            return Err(refuse("its array `ids` is not a list of texts"));
+            return Err(DataError::malformed(path, "its array `ids` is not a list of texts"));
         };
         let expected = length.checked_mul(4).and_then(|n| n.checked_mul(*count));
         if expected != Some(self.elements.size) || self.elements.size > LONGEST_NAMES {
-            return Err(refuse("its array `ids` has another size than its header promises, or over 1 GiB"));
+            return Err(DataError::malformed(
+                path,
+                "its array `ids` has another size than its header promises, or over 1 GiB",
+            ));
         }
         let mut bytes = vec![0; self.elements.size as usize];
-        file.read_exact_at(&mut bytes, self.elements.offset)
-            .map_err(|e| DataError::at(path, DataErrorKind::Read(e)))?;
-        let text = |element: &[u8]| -> Option<String> {
-            let numbers = element.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-            numbers.take_while(|&number| number != 0).map(char::from_u32).collect()
-        };
-        let texts = bytes.chunks_exact(4 * length as usize).map(text).collect::<Option<Vec<_>>>();
-        texts.ok_or_else(|| refuse("its array `ids` has a number that is no character"))
+        file.read_exact_at(&mut bytes, self.elements.offset).map_err(DataError::reading(path))?;
+        let texts = bytes.chunks_exact(4 * length as usize).map(utf32_text).collect::<Option<Vec<_>>>();
+        texts.ok_or_else(|| DataError::malformed(path, "its array `ids` has a number that is no character"))
     }
+}
+
+/// The text behind a key in the header dictionary of an `.npy` array.
+fn header_value<'a>(header: &'a str, key: &str) -> Option<&'a str> {
+    header.split_once(&format!("'{key}':")).map(|(_, rest)| rest.trim_start())
+}
+
+/// Decodes little-endian UTF-32 up to the first zero; `None` for a number that is no character.
+fn utf32_text(element: &[u8]) -> Option<String> {
+    let numbers = element.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+    numbers.take_while(|&number| number != 0).map(char::from_u32).collect()
 }
 
 /// Header dictionary of an `.npy` array at the start of `entry`, and the number of bytes before its elements; `None` if

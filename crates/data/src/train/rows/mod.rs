@@ -7,7 +7,7 @@
 mod files;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -16,9 +16,9 @@ use sha2::{Digest, Sha256};
 use self::files::RowFile;
 use super::dataset::{DatasetStats, SplitSize};
 use super::labels::{Classes, Labels};
-use super::ledger::HostMemory;
+use super::ledger::DataMemory;
 use super::position::LARGEST_PACK;
-use super::random::Key;
+use super::random::RandomKey;
 use super::split::Split;
 use crate::hex::hex;
 use crate::printable::Name;
@@ -44,7 +44,7 @@ pub struct RowSettings {
     pub rows: usize,
 }
 
-/// One part of an input.
+/// A part of an input.
 #[derive(Clone, Debug)]
 pub struct RowGroupPart {
     /// Files of rows: `.npy` with their `.ids.txt`, `.safetensors` with a matrix or with a tensor for each name.
@@ -84,11 +84,11 @@ pub struct RowPosition {
 /// Open files of rows. Cheap to clone.
 #[derive(Clone)]
 pub struct RowSet {
-    inner: Arc<Rows>,
+    inner: Arc<SharedRows>,
 }
 
 /// Data shared by the streams of a [`RowSet`].
-struct Rows {
+struct SharedRows {
     settings: RowSettings,
     /// Files of each part.
     files: Vec<Vec<RowFile>>,
@@ -115,12 +115,13 @@ impl RowSet {
     /// one part with rows of different widths; a repeated row name; a row without a class, without one of its parts, or
     /// with a value that is not finite; no training rows, or no validation rows although the fraction is above 0.
     pub fn open(settings: RowSettings) -> Result<Self, DataError> {
-        let refuse = |what: &str| Err(DataError::new(DataErrorKind::Malformed(what.to_owned())));
         if settings.parts.iter().any(|part| part.files.is_empty()) || settings.parts.is_empty() {
-            return refuse("no file of rows is named");
+            return Err(DataError::new(DataErrorKind::Malformed("no file of rows is named".to_owned())));
         }
         if settings.rows == 0 || !(0.0..1.0).contains(&settings.validation) {
-            return refuse("a pack needs a row, and the validation fraction must be at least 0 and below 1");
+            return Err(DataError::new(DataErrorKind::Malformed(
+                "a pack needs a row, and the validation fraction must be at least 0 and below 1".to_owned(),
+            )));
         }
         let labels = Labels::read(&settings.labels, &settings.classes)?;
         let mut files = Vec::new();
@@ -131,9 +132,15 @@ impl RowSet {
         let widths = settings.parts.iter().zip(&files).map(|(part, files)| width(part, files));
         let widths = widths.collect::<Result<Vec<_>, _>>()?;
         let named = rows(&settings, &mut files, &labels)?;
-        let (train, validation, digest) = (Vec::new(), Vec::new(), String::new());
-        let mut new =
-            Rows { settings, files, widths, train, validation, census: DatasetStats::default(), digest };
+        let mut new = SharedRows {
+            settings,
+            files,
+            widths,
+            train: Vec::new(),
+            validation: Vec::new(),
+            census: DatasetStats::default(),
+            digest: String::new(),
+        };
         new.split(named)?;
         new.check()?;
         Ok(RowSet { inner: Arc::new(new) })
@@ -151,11 +158,11 @@ impl RowSet {
 
     /// Returns the number of packs of an epoch: as [`RowStream::fill`] divides the training rows.
     pub fn packs_of_epoch(&self) -> u64 {
-        let most = self.inner.settings.rows as u64;
+        let max_rows = self.inner.settings.rows as u64;
         let mut left = self.inner.train.len() as u64;
         let mut packs = 0;
         while left > 0 {
-            left -= rows_of_pack(left, most);
+            left -= rows_of_pack(left, max_rows);
             packs += 1;
         }
         packs
@@ -168,14 +175,14 @@ impl RowSet {
     }
 
     /// Returns the host memory of the index, by purpose, without the packs.
-    pub fn host_bytes(&self) -> Vec<HostMemory> {
+    pub fn host_bytes(&self) -> Vec<DataMemory> {
         let parts = self.inner.widths.len();
         let row = size_of::<ExampleRow>() + parts * size_of::<(u32, u32)>();
         let rows = self.inner.train.capacity() + self.inner.validation.capacity();
         let order = size_of::<u32>() * self.inner.train.len();
         vec![
-            HostMemory { what: "index of rows", bytes: (rows * row) as u64 },
-            HostMemory { what: "order of rows", bytes: order as u64 },
+            DataMemory { what: "index of rows", bytes: (rows * row) as u64 },
+            DataMemory { what: "order of rows", bytes: order as u64 },
         ]
     }
 
@@ -219,7 +226,7 @@ impl RowSet {
     }
 }
 
-impl Rows {
+impl SharedRows {
     fn side(&self, split: Split) -> &[ExampleRow] {
         match split {
             Split::Train => &self.train,
@@ -256,9 +263,10 @@ impl Rows {
             all.update(digest);
             all.update(row.class.to_le_bytes());
             let word = digest.iter().take(8).fold(0, |word, &byte| word << 8 | u64::from(byte));
-            let (side, rows) = match word < below {
-                true => (&mut self.census.validation, &mut self.validation),
-                false => (&mut self.census.train, &mut self.train),
+            let (side, rows) = if word < below {
+                (&mut self.census.validation, &mut self.validation)
+            } else {
+                (&mut self.census.train, &mut self.train)
             };
             side.documents += 1;
             side.bytes += 4 * self.widths.iter().sum::<usize>() as u64;
@@ -273,8 +281,8 @@ impl Rows {
 
     /// Returns an error if a split that is needed has no rows.
     fn check(&self) -> Result<(), DataError> {
-        let (SplitSize { documents: train, .. }, all) =
-            (self.census.train, self.train.len() + self.validation.len());
+        let SplitSize { documents: train, .. } = self.census.train;
+        let all = self.train.len() + self.validation.len();
         let fraction = self.settings.validation;
         let why = match (train, self.validation.len()) {
             (0, 0) => "no row to train on: the files are empty".to_owned(),
@@ -306,27 +314,29 @@ fn rows(
     for (files, part) in parts {
         others.push((places(files, part)?.1, &part.files[0]));
     }
-    let row = |(name, place): (String, (u32, u32))| {
+    let mut rows = Vec::with_capacity(names.len());
+    for (name, place) in names {
         let mut places = vec![place];
         for (other, path) in &others {
-            let missing = || {
+            let Some(&place) = other.get(&name) else {
                 let what = "no row of this name in these files, though in those of the first part";
-                DataError::at(path, DataErrorKind::Malformed(what.to_owned())).with_id(name.as_str())
+                return Err(DataError::malformed(path, what).with_id(name.as_str()));
             };
-            places.push(other.get(&name).copied().ok_or_else(missing)?);
+            places.push(place);
         }
         let class = labels.of(&name)?;
-        Ok((name, ExampleRow { class, places }))
-    };
-    names.into_iter().map(row).collect()
+        rows.push((name, ExampleRow { class, places }));
+    }
+    Ok(rows)
 }
 
 /// Locations (file, row) of the rows of a part: with their names in file order, and by name.
-type Places = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
+type RowPlaces = (Vec<(String, (u32, u32))>, HashMap<String, (u32, u32)>);
 
 /// Collects the locations of all rows of a part. Errors if two rows have one name.
-fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<Places, DataError> {
-    let (mut order, mut by_name) = (Vec::new(), HashMap::new());
+fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<RowPlaces, DataError> {
+    let mut order = Vec::new();
+    let mut by_name = HashMap::new();
     for (number, (file, path)) in (0..).zip(files.iter_mut().zip(&part.files)) {
         for (row, name) in (0..).zip(std::mem::take(&mut file.names)) {
             if by_name.insert(name.clone(), (number, row)).is_some() {
@@ -342,22 +352,22 @@ fn places(files: &mut [RowFile], part: &RowGroupPart) -> Result<Places, DataErro
 /// Returns the width of a part's rows; errors if its files differ in width.
 fn width(part: &RowGroupPart, files: &[RowFile]) -> Result<usize, DataError> {
     let first = files[0].width();
-    let other = files.iter().zip(&part.files).find(|(file, _)| file.width() != first);
-    let refuse = |(file, path): (&RowFile, &PathBuf)| {
-        let kind = DataErrorKind::RowWidth { found: file.width(), expected: first };
-        DataError::at(Path::new(path), kind)
-    };
-    other.map_or(Ok(first), |other| Err(refuse(other)))
+    match files.iter().zip(&part.files).find(|(file, _)| file.width() != first) {
+        Some((file, path)) => {
+            Err(DataError::at(path, DataErrorKind::RowWidth { found: file.width(), expected: first }))
+        }
+        None => Ok(first),
+    }
 }
 
-/// Number of rows of the next pack of at most `most` rows, if `left` rows of the epoch are left.
-fn rows_of_pack(left: u64, most: u64) -> u64 {
-    if left == most + 1 && most > 2 { most - 1 } else { left.min(most) }
+/// Number of rows of the next pack of at most `max_rows` rows, if `left` rows of the epoch are left.
+fn rows_of_pack(left: u64, max_rows: u64) -> u64 {
+    if left == max_rows + 1 && max_rows > 2 { max_rows - 1 } else { left.min(max_rows) }
 }
 
 /// Stream of the packs of a split.
 pub struct RowStream {
-    set: Arc<Rows>,
+    set: Arc<SharedRows>,
     split: Split,
     at: RowPosition,
     order: Vec<u32>,
@@ -409,7 +419,7 @@ impl RowStream {
         // Sorting first makes the permutation independent of earlier epochs, so a resumed run has the same order.
         self.order.sort_unstable();
         if self.split == Split::Train {
-            Key::new(self.set.settings.seed).with(self.at.epoch).shuffle(&mut self.order);
+            RandomKey::new(self.set.settings.seed).with(self.at.epoch).shuffle(&mut self.order);
         }
     }
 }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::{Document, too_long};
+use super::{RawDocument, too_long};
 use crate::train::settings::IdWidth;
 use crate::{DataError, DataErrorKind};
 
@@ -26,40 +26,45 @@ pub(crate) struct Ids {
     /// End-of-document id in little-endian byte order.
     end: Option<[u8; 4]>,
     /// Maximum length of a document in bytes.
-    most: usize,
+    max_bytes: usize,
     /// Whether the end of the file was reached.
     ended: bool,
 }
 
 impl Ids {
-    pub(super) fn open(path: &Path, width: IdWidth, end: Option<i32>, most: usize) -> Result<Self, DataError> {
-        let read = |e| DataError::at(path, DataErrorKind::Read(e));
-        let refuse = |what: String| Err(DataError::at(path, DataErrorKind::Malformed(what)));
-        let file = File::open(path).map_err(read)?;
-        let (bytes, width) = (file.metadata().map_err(read)?.len(), width.bytes());
+    pub(super) fn open(
+        path: &Path,
+        width: IdWidth,
+        end: Option<i32>,
+        max_bytes: usize,
+    ) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::reading(path))?;
+        let bytes = file.metadata().map_err(DataError::reading(path))?.len();
+        let width = width.bytes();
         if bytes % width as u64 != 0 {
-            return refuse(format!(
-                "{bytes} bytes are not a whole number of ids of {width} bytes; check the width"
+            return Err(DataError::malformed(
+                path,
+                format!("{bytes} bytes are not a whole number of ids of {width} bytes; check the width"),
             ));
         }
         let mut file = BufReader::with_capacity(BUFFER, file);
-        let start = file.fill_buf().map_err(read)?;
+        let start = file.fill_buf().map_err(DataError::reading(path))?;
         if start.first_chunk().is_some_and(|&first| HEADERS.contains(&u32::from_le_bytes(first))) {
-            return refuse(
+            return Err(DataError::malformed(
+                path,
                 "it has the header of llm.c's files; write the ids alone, as nanoGPT does".to_owned(),
-            );
+            ));
         }
         let end = end.map(i32::to_le_bytes);
-        Ok(Ids { path: path.to_owned(), file, width, end, most, ended: false })
+        Ok(Ids { path: path.to_owned(), file, width, end, max_bytes, ended: false })
     }
 
     /// Reads the ids of the next document, its end-of-document id included, into `document`, reusing its buffer.
     /// Returns `false` after the last document.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
-        let read = |e| DataError::at(&self.path, DataErrorKind::Read(e));
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         let ids = Width { bytes: self.width, end: self.end };
         while !self.ended {
-            let bytes = self.file.fill_buf().map_err(read)?;
+            let bytes = self.file.fill_buf().map_err(DataError::reading(&self.path))?;
             if bytes.is_empty() {
                 self.ended = true;
                 let whole = document.bytes.len().is_multiple_of(self.width);
@@ -78,8 +83,8 @@ impl Ids {
             };
             document.bytes.extend_from_slice(&bytes[..taken]);
             self.file.consume(taken);
-            if document.bytes.len() > self.most {
-                return Err(DataError { path: Some(self.path.clone()), ..too_long(self.most) });
+            if document.bytes.len() > self.max_bytes {
+                return Err(DataError { path: Some(self.path.clone()), ..too_long(self.max_bytes) });
             }
             let completed = open != 0 && document.bytes.len().is_multiple_of(self.width);
             let last = document.bytes.len().saturating_sub(self.width);
@@ -130,7 +135,9 @@ mod tests {
         for buffer in [1, 3, 5, 64] {
             let mut file = Ids::open(&path, width, end, 1000).unwrap();
             file.file = BufReader::with_capacity(buffer, File::open(&path).unwrap());
-            let (mut document, mut found, mut all) = (Document::default(), Vec::new(), Vec::new());
+            let mut document = RawDocument::default();
+            let mut found = Vec::new();
+            let mut all = Vec::new();
             while file.read(&mut document).unwrap() {
                 found.push(document.bytes.len() / width.bytes());
                 all.append(&mut document.bytes);

@@ -8,30 +8,30 @@ use std::path::Path;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::{Document, Label};
+use super::{Label, RawDocument};
 use crate::printable::Name;
-use crate::sequence::source::Source;
+use crate::sequence::source::LineSource;
 use crate::{DataError, DataErrorKind};
 
 /// Reader of a JSON Lines file.
 pub(crate) struct JsonLines {
-    source: Source,
+    source: LineSource,
     /// Name of the text field.
     field: String,
     label: Label,
     /// Maximum length of a text in bytes.
-    most: usize,
+    max_bytes: usize,
     line: Vec<u8>,
     /// Length in bytes of the longest text so far.
     longest: usize,
 }
 
 impl JsonLines {
-    pub(super) fn open(path: &Path, field: String, label: Label, most: usize) -> Result<Self, DataError> {
-        let mut source = Source::open(path)?;
+    pub(super) fn open(path: &Path, field: String, label: Label, max_bytes: usize) -> Result<Self, DataError> {
+        let mut source = LineSource::open(path)?;
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
-        Ok(JsonLines { source, field, label, most, line: Vec::new(), longest: 0 })
+        Ok(JsonLines { source, field, label, max_bytes, line: Vec::new(), longest: 0 })
     }
 
     /// Reads the text and the label of the next line that is not blank into `document`, reusing its buffer. Returns
@@ -39,16 +39,16 @@ impl JsonLines {
     ///
     /// # Errors
     /// A line that is too long, is not a JSON object with the expected fields, or has a text longer than allowed.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         loop {
             let line = self.source.line();
             if self.source.peek()?.is_none() {
                 return Ok(false);
             }
-            let most = self.most.saturating_mul(2);
-            if !self.read_line(most)? {
+            let max_line_bytes = self.max_bytes.saturating_mul(2);
+            if !self.read_line(max_line_bytes)? {
                 let what = format!(
-                    "a line of more than {most} bytes, twice data.longest_document; remove fields other than \
+                    "a line of more than {max_line_bytes} bytes, twice data.longest_document; remove fields other than \
                      the text, divide the text, or raise data.longest_document"
                 );
                 let error = DataError::at(self.source.path(), DataErrorKind::Malformed(what));
@@ -57,18 +57,20 @@ impl JsonLines {
             if self.line.trim_ascii().is_empty() {
                 continue;
             }
-            let at = |what: String| {
-                DataError::at(self.source.path(), DataErrorKind::Malformed(what)).with_line(line)
-            };
-            let parsed = self.parse().map_err(|e| at(Name(&e.to_string()).to_string()))?;
-            if parsed.text.len() > self.most {
-                let error = DataError { path: Some(self.source.path().into()), ..super::too_long(self.most) };
+            let parsed = self.parse().map_err(|e| {
+                DataError::malformed(self.source.path(), Name(&e.to_string()).to_string()).with_line(line)
+            })?;
+            if parsed.text.len() > self.max_bytes {
+                let error =
+                    DataError { path: Some(self.source.path().into()), ..super::too_long(self.max_bytes) };
                 return Err(error.with_line(line));
             }
             self.longest = self.longest.max(parsed.text.len());
             document.bytes.extend_from_slice(parsed.text.as_bytes());
             if let Some((_, classes)) = &self.label {
-                document.class = classes.of_json(&parsed.label).map_err(at)?;
+                document.class = classes
+                    .of_json(&parsed.label)
+                    .map_err(|what| DataError::malformed(self.source.path(), what).with_line(line))?;
             }
             return Ok(true);
         }
@@ -76,25 +78,27 @@ impl JsonLines {
 
     /// Bytes held apart from the document: the line, and up to three times the longest text, since the parser unescapes
     /// into a buffer that grows by doubling and copies the result to a string.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn buffer_bytes(&self) -> usize {
         self.line.capacity() + 3 * self.longest
     }
 
-    /// Reads a line into `line`. Returns `false` for a line of more than `most` bytes, of which the excess is skipped.
+    /// Reads a line into `line`. Returns `false` for a line of more than `max_line_bytes` bytes, of which the excess is skipped.
     ///
     /// A line may be twice as long as a text, for other fields and for short escapes. Escapes of the form `\uXXXX`,
     /// which can have six bytes for one byte of text, are replaced by their characters as soon as a line reaches the
     /// limit, so that they do not count. Not earlier: messages of the parser name a column of the line.
-    fn read_line(&mut self, most: usize) -> Result<bool, DataError> {
+    fn read_line(&mut self, max_line_bytes: usize) -> Result<bool, DataError> {
         self.line.clear();
-        let (line, mut escapes, mut fits) = (&mut self.line, Escapes::default(), true);
+        let line = &mut self.line;
+        let mut escapes = Escapes::default();
+        let mut fits = true;
         self.source.line_pieces(|mut piece| {
             while fits && !piece.is_empty() {
-                if line.len() == most {
+                if line.len() == max_line_bytes {
                     escapes.replace(line);
-                    fits = line.len() < most;
+                    fits = line.len() < max_line_bytes;
                 }
-                let (head, tail) = piece.split_at(piece.len().min(most - line.len()));
+                let (head, tail) = piece.split_at(piece.len().min(max_line_bytes - line.len()));
                 line.extend_from_slice(head);
                 piece = tail;
             }
@@ -103,7 +107,7 @@ impl JsonLines {
     }
 
     /// Parses the current line.
-    fn parse(&self) -> serde_json::Result<Line> {
+    fn parse(&self) -> serde_json::Result<ExtractedFields> {
         let label = self.label.as_ref().map(|(name, _)| name.as_str());
         let mut json = serde_json::Deserializer::from_slice(&self.line);
         let line = Fields { text: &self.field, label }.deserialize(&mut json)?;
@@ -126,7 +130,8 @@ impl Escapes {
     /// is an escape at the end of the line that may go on in the next piece.
     fn replace(&mut self, line: &mut Vec<u8>) {
         // A character is shorter than its escape, so the replaced line never overtakes what is still to be read.
-        let (mut from, mut to) = (self.done, self.done);
+        let mut from = self.done;
+        let mut to = self.done;
         while let Some(&byte) = line.get(from) {
             let mut character = [0; 4];
             let (read, written): (usize, &[u8]) = match byte {
@@ -165,22 +170,16 @@ enum Escape {
 
 impl Escape {
     fn of(text: &[u8]) -> Self {
-        let unit = |at: usize| {
-            let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
-            // `from_str_radix` alone would accept a sign.
-            let all = digits.iter().all(u8::is_ascii_hexdigit);
-            u16::from_str_radix(str::from_utf8(digits).ok().filter(|_| all)?, 16).ok()
-        };
         match text.get(1) {
             None => return Self::Unfinished,
             Some(b'u') if text.len() < 6 => return Self::Unfinished,
             Some(b'u') => {}
             Some(_) => return Self::Kept(2),
         }
-        let Some(first) = unit(0) else { return Self::Kept(2) };
+        let Some(first) = utf16_unit(text, 0) else { return Self::Kept(2) };
         let units = match first {
             0xd800..0xdc00 if text.len() < 12 => return Self::Unfinished,
-            0xd800..0xdc00 => [Some(first), unit(6)],
+            0xd800..0xdc00 => [Some(first), utf16_unit(text, 6)],
             _ => [Some(first), None],
         };
         let length = 6 * units.iter().flatten().count();
@@ -191,36 +190,45 @@ impl Escape {
     }
 }
 
+/// The UTF-16 code unit of an escape `\uXXXX` at `at`.
+fn utf16_unit(text: &[u8], at: usize) -> Option<u16> {
+    let digits = text.get(at..at + 6)?.strip_prefix(b"\\u")?;
+    // `from_str_radix` alone would accept a sign.
+    let all = digits.iter().all(u8::is_ascii_hexdigit);
+    u16::from_str_radix(str::from_utf8(digits).ok().filter(|_| all)?, 16).ok()
+}
+
 /// The extracted fields of a line.
-struct Line {
+struct ExtractedFields {
     text: String,
     /// `Null` if no label is read.
     label: Value,
 }
 
-/// Deserializer of a [`Line`], with the names of the fields to extract.
+/// Deserializer of a [`ExtractedFields`], with the names of the fields to extract.
 struct Fields<'a> {
     text: &'a str,
     label: Option<&'a str>,
 }
 
 impl<'de> DeserializeSeed<'de> for Fields<'_> {
-    type Value = Line;
+    type Value = ExtractedFields;
 
-    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<Line, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(self, from: D) -> Result<ExtractedFields, D::Error> {
         from.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for Fields<'_> {
-    type Value = Line;
+    type Value = ExtractedFields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "an object with the text '{}'", self.text)
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Line, A::Error> {
-        let (mut text, mut label) = (None, None);
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ExtractedFields, A::Error> {
+        let mut text = None;
+        let mut label = None;
         while let Some(key) = map.next_key::<String>()? {
             let again = match (key == self.text, self.label == Some(&key)) {
                 (true, _) => text.replace(map.next_value::<String>()?).is_some(),
@@ -236,8 +244,8 @@ impl<'de> Visitor<'de> for Fields<'_> {
         }
         let text = text.ok_or_else(|| A::Error::custom(format_args!("no field '{}'", self.text)))?;
         match (self.label, label) {
-            (None, _) => Ok(Line { text, label: Value::Null }),
-            (Some(_), Some(label)) => Ok(Line { text, label }),
+            (None, _) => Ok(ExtractedFields { text, label: Value::Null }),
+            (Some(_), Some(label)) => Ok(ExtractedFields { text, label }),
             (Some(name), None) => Err(A::Error::custom(format_args!("no field '{name}'"))),
         }
     }
@@ -249,10 +257,11 @@ mod tests {
     use crate::train::Classes;
 
     fn read(text: &'static str, label: Label) -> Result<Vec<(String, i32)>, String> {
-        let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+        let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
         let mut lines =
-            JsonLines { source, field: "text".into(), label, most: 30, line: Vec::new(), longest: 0 };
-        let (mut document, mut found) = (Document::default(), Vec::new());
+            JsonLines { source, field: "text".into(), label, max_bytes: 30, line: Vec::new(), longest: 0 };
+        let mut document = RawDocument::default();
+        let mut found = Vec::new();
         while lines.read(&mut document).map_err(|e| e.to_string())? {
             found.push((String::from_utf8(std::mem::take(&mut document.bytes)).unwrap(), document.class));
         }

@@ -1,4 +1,4 @@
-//! Reads the documents of a file sequentially, in any [`Format`]. Invariant: only one document is in memory, a document
+//! Reads the documents of a file sequentially, in any [`DatasetFormat`]. Invariant: only one document is in memory, a document
 //! longer than allowed is an error with its location, and reading an unchanged file again gives equal documents.
 
 mod ids;
@@ -9,16 +9,16 @@ use std::path::Path;
 
 use self::ids::Ids;
 use self::json::JsonLines;
-use self::text::Text;
+use self::text::PlainTextReader;
 use super::labels::{Classes, Labels, LabelsFrom};
-use super::settings::{Format, Objective, Settings};
+use super::settings::{DatasetFormat, DatasetSettings, Objective};
 use crate::alphabet::Alphabet;
 use crate::sequence::{InputNote, Reader, Record};
 use crate::{DataError, DataErrorKind};
 
 /// A document before tokenization.
 #[derive(Debug, Default)]
-pub(super) struct Document {
+pub(super) struct RawDocument {
     /// Text, sequence letters, or little-endian token ids.
     pub bytes: Vec<u8>,
     /// Class label; 0 if the task has none.
@@ -34,30 +34,32 @@ pub(super) struct Documents {
 
 /// Reader of one format.
 enum DocumentReader {
-    Text(Text),
+    Text(PlainTextReader),
     JsonLines(JsonLines),
     Ids(Ids),
     Sequences(Box<Sequences>),
 }
 
 impl Documents {
-    pub(super) fn open(path: &Path, settings: &Settings, labels: &Labels) -> Result<Self, DataError> {
-        let most = settings.longest_document;
+    pub(super) fn open(path: &Path, settings: &DatasetSettings, labels: &Labels) -> Result<Self, DataError> {
+        let max_bytes = settings.longest_document;
         let alphabet = settings.tokens.alphabet();
         let reader = match &settings.format {
-            Format::Text(how) => DocumentReader::Text(Text::open(path, how.clone(), most)?),
-            Format::JsonLines { field } => {
+            DatasetFormat::Text(how) => {
+                DocumentReader::Text(PlainTextReader::open(path, how.clone(), max_bytes)?)
+            }
+            DatasetFormat::JsonLines { field } => {
                 let label = match &settings.task {
                     Objective::Classify { labels: LabelsFrom::Field(name), classes, .. } => {
                         Some((name.clone(), classes.clone()))
                     }
                     Objective::Classify { .. } | Objective::Causal | Objective::Masked(_) => None,
                 };
-                DocumentReader::JsonLines(JsonLines::open(path, field.clone(), label, most)?)
+                DocumentReader::JsonLines(JsonLines::open(path, field.clone(), label, max_bytes)?)
             }
-            Format::Ids { width, end } => DocumentReader::Ids(Ids::open(path, *width, *end, most)?),
-            Format::Sequences => {
-                DocumentReader::Sequences(Box::new(Sequences::open(path, alphabet, labels.clone(), most)?))
+            DatasetFormat::Ids { width, end } => DocumentReader::Ids(Ids::open(path, *width, *end, max_bytes)?),
+            DatasetFormat::Sequences => {
+                DocumentReader::Sequences(Box::new(Sequences::open(path, alphabet, labels.clone(), max_bytes)?))
             }
         };
         Ok(Self { reader, alphabet })
@@ -65,7 +67,7 @@ impl Documents {
 
     /// Reads the next document, which may be empty, into `document`, reusing its buffer. Returns `false` after the last
     /// document.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         document.bytes.clear();
         let more = match &mut self.reader {
             DocumentReader::Text(text) => text.read(document),
@@ -96,10 +98,10 @@ impl Documents {
     }
 
     /// Capacity in bytes of the buffers that grow with the length of documents, apart from the document itself.
-    pub(super) fn held(&self) -> usize {
+    pub(super) fn buffer_bytes(&self) -> usize {
         match &self.reader {
             DocumentReader::Text(text) => text.line.capacity(),
-            DocumentReader::JsonLines(lines) => lines.held(),
+            DocumentReader::JsonLines(lines) => lines.buffer_bytes(),
             DocumentReader::Ids(_) => 0,
             DocumentReader::Sequences(sequences) => sequences.record.seq.capacity(),
         }
@@ -112,32 +114,31 @@ pub(super) struct Sequences {
     record: Record,
     labels: Labels,
     /// Maximum length of a sequence.
-    most: usize,
+    max_bytes: usize,
 }
 
 impl Sequences {
-    fn open(path: &Path, alphabet: Option<Alphabet>, labels: Labels, most: usize) -> Result<Self, DataError> {
+    fn open(
+        path: &Path,
+        alphabet: Option<Alphabet>,
+        labels: Labels,
+        max_bytes: usize,
+    ) -> Result<Self, DataError> {
         let mut reader = Reader::open([path])?;
         // A language model may be trained on sequences of either kind; those of proteins have more characters.
         reader.set_alphabet(alphabet.unwrap_or(Alphabet::AminoAcids));
-        Ok(Sequences { reader, record: Record::default(), labels, most })
+        Ok(Sequences { reader, record: Record::default(), labels, max_bytes })
     }
 
-    fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         if !self.reader.read_into(&mut self.record)? {
             return Ok(false);
         }
-        let placed = |error: DataError| {
-            let error = error.with_id(self.record.id.as_str());
-            match self.reader.position() {
-                Some((path, line)) => DataError { path: Some(path.to_owned()), ..error }.with_line(line),
-                None => error,
-            }
-        };
-        if self.record.seq.len() > self.most {
-            return Err(placed(too_long(self.most)));
+        if self.record.seq.len() > self.max_bytes {
+            return Err(self.reader.error_at(&self.record, too_long(self.max_bytes)));
         }
-        document.class = self.labels.of(&self.record.id).map_err(placed)?;
+        let class = self.labels.of(&self.record.id);
+        document.class = class.map_err(|error| self.reader.error_at(&self.record, error))?;
         // Copied, not swapped: the document's buffer keeps the capacity that the memory ledger counts.
         document.bytes.extend_from_slice(&self.record.seq);
         Ok(true)
@@ -147,8 +148,8 @@ impl Sequences {
 /// Name of the JSON field that holds the class label, and the classes; `None` if the task has no such field.
 type Label = Option<(String, Classes)>;
 
-/// Error for a document of more than `most` bytes.
-fn too_long(most: usize) -> DataError {
-    let what = format!("a document of more than {most} bytes; divide it, or raise data.longest_document");
+/// Error for a document of more than `max_bytes` bytes.
+fn too_long(max_bytes: usize) -> DataError {
+    let what = format!("a document of more than {max_bytes} bytes; divide it, or raise data.longest_document");
     DataError::new(DataErrorKind::Malformed(what))
 }

@@ -3,38 +3,38 @@
 
 use std::path::Path;
 
-use super::{Document, too_long};
+use super::{RawDocument, too_long};
 use crate::DataError;
-use crate::sequence::source::Source;
+use crate::sequence::source::LineSource;
 use crate::train::settings::TextDocuments;
 
 /// Reader of a text file.
-pub(crate) struct Text {
-    source: Source,
+pub(crate) struct PlainTextReader {
+    source: LineSource,
     how: TextDocuments,
     /// Maximum length of a document in bytes.
-    most: usize,
+    max_bytes: usize,
     pub(super) line: Vec<u8>,
     /// Whether the end of the file was reached.
     ended: bool,
 }
 
-impl Text {
-    pub(super) fn open(path: &Path, how: TextDocuments, most: usize) -> Result<Self, DataError> {
-        let mut source = Source::open(path)?;
+impl PlainTextReader {
+    pub(super) fn open(path: &Path, how: TextDocuments, max_bytes: usize) -> Result<Self, DataError> {
+        let mut source = LineSource::open(path)?;
         source.skip_byte_order_mark()?;
         source.refuse_foreign(true)?;
-        Ok(Text { source, how, most, line: Vec::new(), ended: false })
+        Ok(PlainTextReader { source, how, max_bytes, line: Vec::new(), ended: false })
     }
 
     /// Reads the next document into `document`, reusing its buffer. Returns `false` after the last document.
-    pub(super) fn read(&mut self, document: &mut Document) -> Result<bool, DataError> {
+    pub(super) fn read(&mut self, document: &mut RawDocument) -> Result<bool, DataError> {
         if self.ended {
             return Ok(false);
         }
         let text = &mut document.bytes;
         loop {
-            if !bounded_line(&mut self.source, &mut self.line, self.most)? {
+            if !bounded_line(&mut self.source, &mut self.line, self.max_bytes)? {
                 self.ended = true;
                 trim(text);
                 // With one document per file, an empty file is an empty document, which the statistics count.
@@ -50,10 +50,13 @@ impl Text {
             // The line that ends a document, a blank line or a separator, is part of it only if each line is a
             // document. Blank lines before the first text of a document are skipped.
             if (!ends || self.how == TextDocuments::Lines) && !(blank && text.is_empty()) {
-                if text.len() + self.line.len() >= self.most.saturating_add(1) {
+                if text.len() + self.line.len() >= self.max_bytes.saturating_add(1) {
                     // `line` already counts the line that was just read.
-                    return Err(DataError { path: Some(self.source.path().into()), ..too_long(self.most) }
-                        .with_line(self.source.line() - 1));
+                    return Err(DataError {
+                        path: Some(self.source.path().into()),
+                        ..too_long(self.max_bytes)
+                    }
+                    .with_line(self.source.line() - 1));
                 }
                 text.extend_from_slice(&self.line);
                 text.push(b'\n');
@@ -71,8 +74,12 @@ impl Text {
 /// Reads the next line into `line`, without its line ending. Returns `false` at the end of the file.
 ///
 /// # Errors
-/// A line of more than `most` bytes; the excess is skipped and not stored.
-pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize) -> Result<bool, DataError> {
+/// A line of more than `max_bytes` bytes; the excess is skipped and not stored.
+pub(super) fn bounded_line(
+    source: &mut LineSource,
+    line: &mut Vec<u8>,
+    max_bytes: usize,
+) -> Result<bool, DataError> {
     line.clear();
     if source.peek()?.is_none() {
         return Ok(false);
@@ -80,14 +87,15 @@ pub(super) fn bounded_line(source: &mut Source, line: &mut Vec<u8>, most: usize)
     let at = source.line();
     let mut fits = true;
     source.line_pieces(|piece| {
-        fits &= line.len() + piece.len() <= most;
+        fits &= line.len() + piece.len() <= max_bytes;
         if fits {
             line.extend_from_slice(piece);
         }
     })?;
-    match fits {
-        true => Ok(true),
-        false => Err(DataError { path: Some(source.path().into()), ..too_long(most) }.with_line(at)),
+    if fits {
+        Ok(true)
+    } else {
+        Err(DataError { path: Some(source.path().into()), ..too_long(max_bytes) }.with_line(at))
     }
 }
 
@@ -101,9 +109,10 @@ mod tests {
     use super::*;
 
     fn check(how: TextDocuments, text: &'static str, expected: &[&str]) {
-        let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
-        let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
-        let (mut document, mut found) = (Document::default(), Vec::new());
+        let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+        let mut text = PlainTextReader { source, how, max_bytes: 20, line: Vec::new(), ended: false };
+        let mut document = RawDocument::default();
+        let mut found = Vec::new();
         while text.read(&mut document).unwrap() {
             found.push(String::from_utf8(std::mem::take(&mut document.bytes)).unwrap());
         }
@@ -127,10 +136,10 @@ mod tests {
     fn a_long_document_is_refused_with_its_line() {
         for (text, line) in [("0123456789\n\n0123456789012345678901234567", 3), ("0123456789\n0123456789\n", 2)]
         {
-            let source = Source::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
+            let source = LineSource::new(Path::new("t"), Box::new(text.as_bytes())).unwrap();
             let how = TextDocuments::Paragraphs;
-            let mut text = Text { source, how, most: 20, line: Vec::new(), ended: false };
-            let mut document = Document::default();
+            let mut text = PlainTextReader { source, how, max_bytes: 20, line: Vec::new(), ended: false };
+            let mut document = RawDocument::default();
             let error = loop {
                 match text.read(&mut document) {
                     Ok(_) => document.bytes.clear(),

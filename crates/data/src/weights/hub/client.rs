@@ -3,6 +3,7 @@
 //! from a host that it redirects to.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use ureq::http::Response;
@@ -31,6 +32,16 @@ pub(super) struct Client {
     pub(super) patience: RetryPolicy,
 }
 
+/// A file of a repository on the hub.
+#[derive(Debug, Clone)]
+pub(super) struct HubFile {
+    /// Id of the repository.
+    pub(super) id: String,
+    /// A branch, a tag or a commit.
+    pub(super) revision: String,
+    pub(super) name: String,
+}
+
 /// Metadata of a file from the hub's response headers.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct FileMetadata {
@@ -40,7 +51,7 @@ pub(super) struct FileMetadata {
 }
 
 /// The error of a request, with whether to retry it.
-pub(super) enum RequestError {
+pub(super) enum HubRequestError {
     /// A transient error: a retry may succeed.
     Transient(HubErrorKind),
     /// A transient error, with the pause before a retry that the server asks for.
@@ -53,15 +64,13 @@ impl Client {
     pub(super) fn new(env: &HubEnv) -> Result<Client, HubErrorKind> {
         let endpoint = env.endpoint().trim_end_matches('/').to_owned();
         if origin(&endpoint).is_none() {
-            let why = match has_user(&endpoint) {
+            let why = if has_user(&endpoint) {
                 // Not shown: it may contain a password.
-                true => "HF_ENDPOINT has a user name or a password, which is not supported; give the address of the hub \
+                "HF_ENDPOINT has a user name or a password, which is not supported; give the address of the hub \
                          alone, and a token in HF_TOKEN"
-                    .to_owned(),
-                false => format!(
-                    "HF_ENDPOINT is `{}`; give an address that begins with https://",
-                    Name(&endpoint)
-                ),
+                    .to_owned()
+            } else {
+                format!("HF_ENDPOINT is `{}`; give an address that begins with https://", Name(&endpoint))
             };
             return Err(HubErrorKind::Setting(why));
         }
@@ -81,14 +90,9 @@ impl Client {
         Ok(Client { agent, endpoint, token: env.token(), patience: env.patience })
     }
 
-    /// Requests the metadata of `file` at `revision` (HTTP HEAD); `None` if the hub has no such file (404).
-    pub(super) fn facts(
-        &self,
-        id: &str,
-        revision: &str,
-        file: &str,
-    ) -> Result<Option<FileMetadata>, RequestError> {
-        let (answer, facts) = self.request(&self.address(id, revision, file), None)?;
+    /// Requests the metadata of a file (HTTP HEAD); `None` if the hub has no such file (404).
+    pub(super) fn facts(&self, file: &HubFile) -> Result<Option<FileMetadata>, HubRequestError> {
+        let (answer, facts) = self.request(&self.address(file), None)?;
         match answer.status().as_u16() {
             200..=399 => Ok(Some(facts)),
             404 => Ok(None),
@@ -98,20 +102,17 @@ impl Client {
 
     /// Requests the content of a file from byte `start` on, following redirects to any host. The status is 200, 206
     /// or 416; others are errors.
-    pub(super) fn body(
-        &self,
-        (id, revision, file): (&str, &str, &str),
-        start: u64,
-    ) -> Result<Response<Body>, RequestError> {
-        let (answer, _) = self.request(&self.address(id, revision, file), Some(start))?;
+    pub(super) fn body(&self, file: &HubFile, start: u64) -> Result<Response<Body>, HubRequestError> {
+        let (answer, _) = self.request(&self.address(file), Some(start))?;
         match answer.status().as_u16() {
             200 | 206 | 416 => Ok(answer),
             _ => Err(refused(&answer)),
         }
     }
 
-    fn address(&self, id: &str, revision: &str, file: &str) -> String {
-        format!("{}/{id}/resolve/{revision}/{file}", self.endpoint)
+    fn address(&self, file: &HubFile) -> String {
+        let HubFile { id, revision, name } = file;
+        format!("{}/{id}/resolve/{revision}/{name}", self.endpoint)
     }
 
     /// Sends a request and follows redirects. With `start` it is a GET from that byte on, and all redirects are
@@ -121,8 +122,9 @@ impl Client {
         &self,
         address: &str,
         start: Option<u64>,
-    ) -> Result<(Response<Body>, FileMetadata), RequestError> {
-        let (mut address, mut facts) = (address.to_owned(), FileMetadata::default());
+    ) -> Result<(Response<Body>, FileMetadata), HubRequestError> {
+        let mut address = address.to_owned();
+        let mut facts = FileMetadata::default();
         for _ in 0..=MAX_REDIRECTS {
             let at_hub = origin(&address) == origin(&self.endpoint);
             let answer = self.send(&address, start, at_hub)?;
@@ -138,10 +140,10 @@ impl Client {
             }
             address = next;
         }
-        Err(RequestError::Permanent(HubErrorKind::Answer(format!("more than {MAX_REDIRECTS} redirects"))))
+        Err(HubRequestError::Permanent(HubErrorKind::Answer(format!("more than {MAX_REDIRECTS} redirects"))))
     }
 
-    fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, RequestError> {
+    fn send(&self, address: &str, start: Option<u64>, at_hub: bool) -> Result<Response<Body>, HubRequestError> {
         let mut request = match start {
             None => self.agent.head(address),
             Some(0) => self.agent.get(address),
@@ -151,48 +153,45 @@ impl Client {
             request = request.header("Authorization", format!("Bearer {token}"));
         }
         request.call().map_err(|error| match error {
-            ureq::Error::BadUri(_) | ureq::Error::Http(_) => RequestError::Permanent(HubErrorKind::Setting(
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => HubRequestError::Permanent(HubErrorKind::Setting(
                 "the address or the token has a character that cannot be sent; check HF_ENDPOINT and HF_TOKEN"
                     .to_owned(),
             )),
             // `InvalidData` is how a TLS failure appears, such as a certificate that rustls does not trust: a retry
             // would fail again.
             ureq::Error::Io(io) if io.kind() == std::io::ErrorKind::InvalidData => {
-                RequestError::Permanent(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
+                HubRequestError::Permanent(HubErrorKind::Unreachable(Box::new(ureq::Error::Io(io))))
             }
-            error => RequestError::Transient(HubErrorKind::Unreachable(Box::new(error))),
+            error => HubRequestError::Transient(HubErrorKind::Unreachable(Box::new(error))),
         })
     }
 
     /// The address that a redirect response of `from` names. Refuses a redirect from https to http.
-    fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, RequestError> {
+    fn next(&self, from: &str, headers: &HeaderMap) -> Result<String, HubRequestError> {
         let location = headers.get(LOCATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let bad = |what: &str| Err(RequestError::Permanent(HubErrorKind::Answer(format!("a redirect {what}"))));
         if location.starts_with('/') && !location.starts_with("//") {
             return Ok(format!("{}{location}", origin(from).unwrap_or_default()));
         }
-        let secure = |address: &str| address.starts_with("https://");
-        match origin(location) {
-            None => bad("to nowhere"),
-            Some(_) if secure(&self.endpoint) && !secure(location) => {
-                bad("from https to http, which is refused")
-            }
-            Some(_) => Ok(location.to_owned()),
-        }
+        let is_downgrade = self.endpoint.starts_with("https://") && !location.starts_with("https://");
+        let why = match origin(location) {
+            None => "a redirect to nowhere",
+            Some(_) if is_downgrade => "a redirect from https to http, which is refused",
+            Some(_) => return Ok(location.to_owned()),
+        };
+        Err(HubRequestError::Permanent(HubErrorKind::Answer(why.to_owned())))
     }
 }
 
 impl FileMetadata {
     fn of(answer: &Response<Body>) -> FileMetadata {
-        let text = |name: &str| Some(answer.headers().get(name)?.to_str().ok()?.trim().to_owned());
         let is_file = answer.status().is_success();
-        let length = || text(CONTENT_LENGTH.as_str()).filter(|_| is_file);
-        let etag = text(LINKED_ETAG).or_else(|| text(ETAG.as_str()));
-        let bare = |etag: String| etag.trim_start_matches("W/").trim_matches('"').to_owned();
+        let etag = header_text(answer, LINKED_ETAG).or_else(|| header_text(answer, ETAG.as_str()));
         FileMetadata {
-            commit: text(COMMIT),
-            etag: etag.map(bare),
-            size: text(LINKED_SIZE).or_else(length).and_then(|size| size.parse().ok()),
+            commit: header_text(answer, COMMIT),
+            etag: etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned()),
+            size: header_text(answer, LINKED_SIZE)
+                .or_else(|| header_text(answer, CONTENT_LENGTH.as_str()).filter(|_| is_file))
+                .and_then(|size| size.parse().ok()),
         }
     }
 
@@ -205,6 +204,11 @@ impl FileMetadata {
     }
 }
 
+/// The text of a response header without white space around it.
+fn header_text(answer: &Response<Body>, name: &str) -> Option<String> {
+    Some(answer.headers().get(name)?.to_str().ok()?.trim().to_owned())
+}
+
 /// Parses `Content-Range: bytes 5-9/10` to (first byte, size of the whole file): here (5, 10).
 pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
     let text = headers.get(CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
@@ -214,16 +218,16 @@ pub(super) fn content_range(headers: &HeaderMap) -> Option<(u64, u64)> {
 
 /// The error of a response with an error status. A server that asks for a pause that is too long, or in a form that is not
 /// known, is not asked again.
-fn refused(answer: &Response<Body>) -> RequestError {
+fn refused(answer: &Response<Body>) -> HubRequestError {
     let status = answer.status().as_u16();
     let kind = HubErrorKind::Status(status);
     match (status, answer.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap_or_default())) {
-        (408 | 429 | 500.., None) => RequestError::Transient(kind),
+        (408 | 429 | 500.., None) => HubRequestError::Transient(kind),
         (408 | 429 | 500.., Some(text)) => match retry_after(text, SystemTime::now()) {
-            Some(pause) => RequestError::Later(kind, pause),
-            None => RequestError::Permanent(kind),
+            Some(pause) => HubRequestError::Later(kind, pause),
+            None => HubRequestError::Permanent(kind),
         },
-        _ => RequestError::Permanent(kind),
+        _ => HubRequestError::Permanent(kind),
     }
 }
 
@@ -246,16 +250,9 @@ fn origin(address: &str) -> Option<&str> {
 /// needs such a file.
 fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
     let Some(path) = &env.certificates else { return Ok(RootCerts::WebPki) };
-    let unusable = |why: String| {
-        HubErrorKind::Setting(format!(
-            "the certificates in `{}` cannot be used ({why}); SSL_CERT_FILE, REQUESTS_CA_BUNDLE and \
-             CURL_CA_BUNDLE name a PEM file",
-            EscapedPath(path)
-        ))
-    };
-    let pem = fs::read(path).map_err(|error| unusable(error.to_string()))?;
+    let pem = fs::read(path).map_err(|error| unusable_certificates(path, error.to_string()))?;
     let items: Result<Vec<_>, _> = parse_pem(&pem).collect();
-    let items = items.map_err(|error| unusable(error.to_string()))?;
+    let items = items.map_err(|error| unusable_certificates(path, error.to_string()))?;
     let certificates: Vec<_> = items
         .into_iter()
         .filter_map(|item| match item {
@@ -263,10 +260,20 @@ fn roots(env: &HubEnv) -> Result<RootCerts, HubErrorKind> {
             _ => None,
         })
         .collect();
-    match certificates.is_empty() {
-        true => Err(unusable("there is none".to_owned())),
-        false => Ok(RootCerts::new_with_certs(&certificates)),
+    if certificates.is_empty() {
+        Err(unusable_certificates(path, "there is none".to_owned()))
+    } else {
+        Ok(RootCerts::new_with_certs(&certificates))
     }
+}
+
+/// The error for a file of certificates that cannot be used.
+fn unusable_certificates(path: &Path, why: String) -> HubErrorKind {
+    HubErrorKind::Setting(format!(
+        "the certificates in `{}` cannot be used ({why}); SSL_CERT_FILE, REQUESTS_CA_BUNDLE and \
+         CURL_CA_BUNDLE name a PEM file",
+        EscapedPath(path)
+    ))
 }
 
 impl RetryPolicy {

@@ -18,7 +18,7 @@ pub struct HubError {
     pub kind: HubErrorKind,
 }
 
-/// Why a file could not be fetched.
+/// Reason why a file could not be fetched.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum HubErrorKind {

@@ -14,14 +14,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::client::{Client, FileMetadata, RequestError, content_range};
+use super::client::{Client, FileMetadata, HubFile, HubRequestError, content_range};
 use super::digest::Digest;
 use super::error::{HubError, HubErrorKind as Kind};
-use super::patience::{Parts, TICK, patiently, pause};
+use super::patience::{BodyParts, TICK, patiently, pause};
 use super::{HubEnv, cached_commit, is_commit, repository_folder, revision_of};
-use crate::DataErrorKind;
 use crate::atomic::AtomicFile;
 use crate::weights::WeightsError;
+use crate::{DataError, DataErrorKind};
 
 /// An attempt that received at least this many bytes resets the count of failed attempts, so that a long file arrives
 /// also over an unreliable connection.
@@ -48,7 +48,7 @@ pub enum FetchEvent {
 /// Progress callback, called with the file's name, its size in bytes (0 while unknown) and the event. If it returns
 /// [`ControlFlow::Break`], the fetch ends with [`HubErrorKind::Stopped`](super::HubErrorKind::Stopped). The bytes
 /// received so far stay in the cache, and the next fetch of the file continues after them.
-pub type Progress<'a> = &'a mut dyn FnMut(&str, u64, FetchEvent) -> ControlFlow<()>;
+pub type FetchProgress<'a> = &'a mut dyn FnMut(&str, u64, FetchEvent) -> ControlFlow<()>;
 
 /// Progress callback for one file, called with its size in bytes and the event; `Err(Stopped)` ends the fetch.
 type Tell<'a> = &'a mut dyn FnMut(u64, FetchEvent) -> Result<(), Kind>;
@@ -76,9 +76,9 @@ impl Repository {
             .unwrap_or(Path::new(""))
             .join(".locks")
             .join(folder.file_name().unwrap_or_default());
-        let hub =
-            |kind| WeightsError::Hub(HubError { id: id.to_owned(), file: "config.json".to_owned(), kind });
-        let client = Client::new(env).map_err(hub)?;
+        let client = Client::new(env).map_err(|kind| {
+            WeightsError::Hub(HubError { id: id.to_owned(), file: "config.json".to_owned(), kind })
+        })?;
         let (id, revision) = revision_of(id);
         // If the reference is missing or unreadable, the commit that the hub has for it is used.
         let commit = cached_commit(&folder, revision).ok();
@@ -96,7 +96,7 @@ impl Repository {
     ///
     /// # Errors
     /// `Hub`.
-    pub fn fetch(&mut self, file: &str, told: Progress<'_>) -> Result<Option<PathBuf>, WeightsError> {
+    pub fn fetch(&mut self, file: &str, told: FetchProgress<'_>) -> Result<Option<PathBuf>, WeightsError> {
         if let Some(place) = self.snapshot().map(|folder| folder.join(file)).filter(|path| path.exists()) {
             return Ok(Some(place));
         }
@@ -118,23 +118,13 @@ impl Repository {
     /// # Errors
     /// `Hub` where the cache cannot be written.
     pub fn write_ref(&self) -> Result<(), WeightsError> {
-        let is_missing = || !is_commit(&self.revision) && cached_commit(&self.folder, &self.revision).is_err();
-        let Some(commit) = self.commit.as_ref().filter(|_| is_missing()) else {
+        let Some(commit) = &self.commit else { return Ok(()) };
+        if is_commit(&self.revision) || cached_commit(&self.folder, &self.revision).is_ok() {
             return Ok(());
-        };
+        }
         let name = format!("refs/{}", self.revision);
         let reference = self.folder.join(&name);
-        let written = make_parent(&reference).and_then(|()| {
-            let failed = |error| Kind::disk(&reference)(std::io::Error::other(error));
-            let mut file = AtomicFile::create(&reference).map_err(failed)?;
-            file.write_all(commit.as_bytes()).map_err(Kind::disk(&reference))?;
-            match file.commit() {
-                // Another process has fetched the model meanwhile.
-                Err(error) if matches!(error.kind, DataErrorKind::Exists) => Ok(()),
-                done => done.map_err(failed),
-            }
-        });
-        written.map_err(|kind| self.error(&name, kind))
+        write_reference(&reference, commit).map_err(|kind| self.error(&name, kind))
     }
 
     fn error(&self, file: &str, kind: Kind) -> WeightsError {
@@ -156,7 +146,7 @@ impl Repository {
             let _lock = self.lock(&known, tell)?;
             // Another process may have completed the blob while this one waited for the lock.
             if !blob.exists() {
-                self.download(&commit, file, &known, &blob, tell)?;
+                self.download(&self.hub_file(&commit, file), &known, &blob, tell)?;
             }
         }
         let place = self.folder.join("snapshots").join(commit).join(file);
@@ -164,14 +154,18 @@ impl Repository {
         Ok(Some(place))
     }
 
+    /// The address of a file of this repository.
+    fn hub_file(&self, revision: &str, file: &str) -> HubFile {
+        HubFile { id: self.id.clone(), revision: revision.to_owned(), name: file.to_owned() }
+    }
+
     /// Requests a file's metadata, with retries.
     fn facts(&self, revision: &str, file: &str, tell: Tell<'_>) -> Result<Option<FileMetadata>, Kind> {
         let mut attempt = 0;
         loop {
-            let (client, id) = (self.client.clone(), self.id.clone());
-            let (revision, file) = (revision.to_owned(), file.to_owned());
-            let request = move || client.facts(&id, &revision, &file);
-            match patiently(request, &mut || tell(0, FetchEvent::Idle))? {
+            let client = self.client.clone();
+            let file = self.hub_file(revision, file);
+            match patiently(move || client.facts(&file), &mut || tell(0, FetchEvent::Idle))? {
                 Ok(facts) => return Ok(facts),
                 Err(trouble) => self.wait(&mut attempt, trouble, 0, tell)?,
             }
@@ -180,19 +174,21 @@ impl Repository {
 
     /// Counts a failed attempt and sleeps before the next one. Returns the error if it is permanent or the number of
     /// attempts is exhausted.
-    fn wait(&self, attempt: &mut u32, trouble: RequestError, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
+    fn wait(&self, attempt: &mut u32, trouble: HubRequestError, size: u64, tell: Tell<'_>) -> Result<(), Kind> {
         *attempt += 1;
         let is_last = *attempt >= self.client.patience.attempts;
         let wait = match trouble {
-            RequestError::Transient(_) if !is_last => {
+            HubRequestError::Transient(_) if !is_last => {
                 tell(size, FetchEvent::Again)?;
                 self.client.patience.pause_before(*attempt)
             }
-            RequestError::Later(_, asked) if !is_last => {
+            HubRequestError::Later(_, asked) if !is_last => {
                 tell(size, FetchEvent::Pause(asked))?;
                 asked
             }
-            RequestError::Transient(kind) | RequestError::Later(kind, _) | RequestError::Permanent(kind) => {
+            HubRequestError::Transient(kind)
+            | HubRequestError::Later(kind, _)
+            | HubRequestError::Permanent(kind) => {
                 return Err(kind);
             }
         };
@@ -227,33 +223,29 @@ impl Repository {
     /// renames it to `blob`.
     fn download(
         &self,
-        commit: &str,
-        file: &str,
+        file: &HubFile,
         known: &RequiredMetadata,
         blob: &Path,
         tell: Tell<'_>,
     ) -> Result<(), Kind> {
-        let partial = blob.with_file_name(format!("{}.incomplete", known.etag));
-        make_parent(&partial)?;
-        let failed = || Kind::disk(&partial);
-        let mut out = OpenOptions::new().create(true).append(true).open(&partial).map_err(failed())?;
-        let mut is_resumed = length(&out, &partial)? > 0;
+        let mut partial = PartialFile::open(blob.with_file_name(format!("{}.incomplete", known.etag)))?;
+        let mut is_resumed = partial.length()? > 0;
         loop {
-            self.transfer((&self.id, commit, file), known, (&mut out, &partial), tell)?;
+            self.transfer(file, known, &mut partial, tell)?;
             // Before the rename: a name in `blobs` says that the bytes are on disk.
-            out.sync_all().map_err(failed())?;
+            partial.file.sync_all().map_err(Kind::disk(&partial.path))?;
             tell(known.size, FetchEvent::Checking)?;
             let idle = &mut || tell(known.size, FetchEvent::Idle);
-            let found = known.digest.of(&partial, known.size, idle)?;
+            let found = known.digest.of(&partial.path, known.size, idle)?;
             if found == known.etag {
-                return fs::rename(&partial, blob).map_err(Kind::disk(blob));
+                return fs::rename(&partial.path, blob).map_err(Kind::disk(blob));
             }
-            out.set_len(0).map_err(failed())?;
+            partial.clear()?;
             // After a resumed download the wrong bytes may be those of the earlier attempt, so the file is downloaded
             // once more from the start; a complete download with a wrong digest is an error.
             if !is_resumed {
                 // Best effort: the file is empty, and the error to report is the digest.
-                let _ = fs::remove_file(&partial);
+                let _ = fs::remove_file(&partial.path);
                 return Err(Kind::Hash { found, expected: known.etag.clone() });
             }
             is_resumed = false;
@@ -264,33 +256,33 @@ impl Repository {
     /// Repeats requests until the partial file has the expected size.
     fn transfer(
         &self,
-        what: (&str, &str, &str),
+        file: &HubFile,
         known: &RequiredMetadata,
-        (out, path): (&mut File, &Path),
+        partial: &mut PartialFile,
         tell: Tell<'_>,
     ) -> Result<(), Kind> {
         let mut attempt = 0;
         loop {
-            let mut have = length(out, path)?;
+            let mut have = partial.length()?;
             if have > known.size {
-                out.set_len(0).map_err(Kind::disk(path))?;
+                partial.clear()?;
                 have = 0;
             }
             tell(known.size, FetchEvent::Bytes(have))?;
             if have == known.size {
                 return Ok(());
             }
-            let trouble = match self.append(what, known, (out, path), have, tell) {
+            let trouble = match self.append(file, known, partial, have, tell) {
                 Ok(()) => {
-                    RequestError::Transient(Kind::Broken { found: length(out, path)?, expected: known.size })
+                    HubRequestError::Transient(Kind::Broken { found: partial.length()?, expected: known.size })
                 }
                 Err(trouble) => trouble,
             };
-            let there = length(out, path)?;
-            if there == known.size {
+            let length = partial.length()?;
+            if length == known.size {
                 continue;
             }
-            if there >= have + PROGRESS {
+            if length >= have + PROGRESS {
                 attempt = 0;
             }
             self.wait(&mut attempt, trouble, known.size, tell)?;
@@ -300,24 +292,24 @@ impl Repository {
     /// Sends one request for the bytes from `have` on and appends the response to the partial file.
     fn append(
         &self,
-        what: (&str, &str, &str),
+        file: &HubFile,
         known: &RequiredMetadata,
-        (out, path): (&mut File, &Path),
+        partial: &mut PartialFile,
         mut have: u64,
         tell: Tell<'_>,
-    ) -> Result<(), RequestError> {
-        let disk = |error| RequestError::Permanent(Kind::disk(path)(error));
-        let (client, [id, revision, name]) = (self.client.clone(), [what.0, what.1, what.2].map(str::to_owned));
-        let request = move || client.body((&id, &revision, &name), have);
+    ) -> Result<(), HubRequestError> {
+        let client = self.client.clone();
+        let file = file.clone();
         let idle = &mut || tell(known.size, FetchEvent::Idle);
-        let answer = patiently(request, idle).map_err(RequestError::Permanent)??;
+        let answer =
+            patiently(move || client.body(&file, have), idle).map_err(HubRequestError::Permanent)??;
         let total = match answer.status().as_u16() {
             206 => {
                 let range = content_range(answer.headers());
                 let Some((_, total)) = range.filter(|(start, _)| *start == have) else {
                     let why =
                         format!("the server did not send the requested range, which starts at byte {have}");
-                    return Err(RequestError::Permanent(Kind::Answer(why)));
+                    return Err(HubRequestError::Permanent(Kind::Answer(why)));
                 };
                 Some(total)
             }
@@ -325,31 +317,32 @@ impl Repository {
             // start again from an empty file.
             status => {
                 if have > 0 {
-                    out.set_len(0).map_err(disk)?;
+                    partial.clear().map_err(HubRequestError::Permanent)?;
                     have = 0;
                 }
                 if status == 416 {
-                    return Err(RequestError::Transient(Kind::Status(status)));
+                    return Err(HubRequestError::Transient(Kind::Status(status)));
                 }
                 answer.body().content_length()
             }
         };
         if let Some(found) = total.filter(|&total| total != known.size) {
-            return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
+            return Err(HubRequestError::Permanent(Kind::Size { found, expected: known.size }));
         }
-        let mut body = Parts::read(answer.into_body().into_reader()).map_err(RequestError::Permanent)?;
+        let mut body = BodyParts::read(answer.into_body().into_reader()).map_err(HubRequestError::Permanent)?;
         loop {
             let idle = &mut || tell(known.size, FetchEvent::Idle);
-            let Some(part) = body.next(idle).map_err(RequestError::Permanent)? else { return Ok(()) };
-            let broken = |_| RequestError::Transient(Kind::Broken { found: have, expected: known.size });
-            let part = part.map_err(broken)?;
+            let Some(part) = body.next(idle).map_err(HubRequestError::Permanent)? else { return Ok(()) };
+            let part = part
+                .map_err(|_| HubRequestError::Transient(Kind::Broken { found: have, expected: known.size }))?;
             let found = have + part.len() as u64;
             if found > known.size {
-                return Err(RequestError::Permanent(Kind::Size { found, expected: known.size }));
+                return Err(HubRequestError::Permanent(Kind::Size { found, expected: known.size }));
             }
-            out.write_all(&part).map_err(disk)?;
+            let written = partial.file.write_all(&part).map_err(Kind::disk(&partial.path));
+            written.map_err(HubRequestError::Permanent)?;
             have = found;
-            tell(known.size, FetchEvent::Bytes(have)).map_err(RequestError::Permanent)?;
+            tell(known.size, FetchEvent::Bytes(have)).map_err(HubRequestError::Permanent)?;
         }
     }
 }
@@ -364,7 +357,6 @@ struct RequiredMetadata {
 
 impl RequiredMetadata {
     fn of(facts: FileMetadata) -> Result<RequiredMetadata, Kind> {
-        let lacks = |what: &str| Kind::Answer(format!("the response does not state {what}"));
         let commit = facts.commit.filter(|commit| is_hex(commit)).ok_or_else(|| lacks("the commit"))?;
         let size = facts.size.ok_or_else(|| lacks("the size of the file"))?;
         let etag = facts.etag.filter(|etag| is_hex(etag));
@@ -374,18 +366,61 @@ impl RequiredMetadata {
     }
 }
 
+/// The error for a response without a required value.
+fn lacks(what: &str) -> Kind {
+    Kind::Answer(format!("the response does not state {what}"))
+}
+
 /// Whether `file` is a plain file name, without folders, that needs no escaping in an address.
 fn is_plain(file: &str) -> bool {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.');
-    !file.is_empty() && !file.starts_with('.') && file.bytes().all(plain)
+    !file.is_empty()
+        && !file.starts_with('.')
+        && file.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
 }
 
 fn is_hex(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-fn length(file: &File, path: &Path) -> Result<u64, Kind> {
-    file.metadata().map(|facts| facts.len()).map_err(Kind::disk(path))
+/// The bytes of a blob that were received so far, on disk.
+struct PartialFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl PartialFile {
+    /// Opens the file for appending; an existing one is of an earlier attempt.
+    fn open(path: PathBuf) -> Result<Self, Kind> {
+        make_parent(&path)?;
+        let file = OpenOptions::new().create(true).append(true).open(&path).map_err(Kind::disk(&path))?;
+        Ok(Self { file, path })
+    }
+
+    /// Number of bytes.
+    fn length(&self) -> Result<u64, Kind> {
+        self.file.metadata().map(|facts| facts.len()).map_err(Kind::disk(&self.path))
+    }
+
+    /// Removes all bytes.
+    fn clear(&mut self) -> Result<(), Kind> {
+        self.file.set_len(0).map_err(Kind::disk(&self.path))
+    }
+}
+
+/// Writes a reference with its commit, unless another process has written it meanwhile.
+fn write_reference(reference: &Path, commit: &str) -> Result<(), Kind> {
+    make_parent(reference)?;
+    let mut file = AtomicFile::create(reference).map_err(|error| not_written(reference, error))?;
+    file.write_all(commit.as_bytes()).map_err(Kind::disk(reference))?;
+    match file.commit() {
+        Err(error) if matches!(error.kind, DataErrorKind::Exists) => Ok(()),
+        done => done.map_err(|error| not_written(reference, error)),
+    }
+}
+
+/// The error for a file that cannot be written, with its cause.
+fn not_written(path: &Path, error: DataError) -> Kind {
+    Kind::disk(path)(std::io::Error::other(error))
 }
 
 fn make_parent(path: &Path) -> Result<(), Kind> {

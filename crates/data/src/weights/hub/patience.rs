@@ -32,11 +32,11 @@ pub(super) fn patiently<T: Send + 'static>(
 }
 
 /// The bytes of a body, which a thread reads.
-pub(super) struct Parts {
+pub(super) struct BodyParts {
     receiver: Receiver<io::Result<Vec<u8>>>,
 }
 
-impl Parts {
+impl BodyParts {
     /// Starts to read `body`.
     pub(super) fn read(body: impl Read + Send + 'static) -> Result<Self, Kind> {
         // Two parts: one is written to the disk while the next arrives.
@@ -163,7 +163,7 @@ mod tests {
         assert!(matches!(patiently(stalled, &mut go_on), Err(Kind::Stopped)));
         assert!(matches!(pause(Duration::from_secs(5), &mut go_on), Err(Kind::Stopped)));
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        let mut parts = Parts::read(&b"abc"[..]).expect("a thread");
+        let mut parts = BodyParts::read(&b"abc"[..]).expect("a thread");
         let mut always = || Ok(());
         assert_eq!(parts.next(&mut always).expect("waited").expect("a part").expect("read"), b"abc");
         assert!(parts.next(&mut always).expect("waited").is_none());

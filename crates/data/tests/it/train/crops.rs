@@ -8,7 +8,7 @@ use plimsoll_data::train::crops::{
     CropObjective, CropPack, CropPosition, CropSet, CropSettings, CropTask, CropTokenizer, Mutations,
     SamplingLevel, ShuffledCrops, ValidationCrops,
 };
-use plimsoll_data::train::{Bounds, MaskRates, Split};
+use plimsoll_data::train::{MaskRates, PackLimits, Split};
 use proptest::prelude::*;
 
 use super::file;
@@ -75,14 +75,15 @@ fn settings(folder: &Path) -> CropSettings {
         strict: false,
         validation: Some(ValidationCrops { crops: 20, lengths: vec![100, 300, 50] }),
         seed: 3,
-        bounds: Bounds { tokens: 2400, sequences: 8, longest: 140 },
+        bounds: PackLimits { tokens: 2400, sequences: 8, longest: 140 },
         workers: 2,
         prefetch: 1,
     }
 }
 
 fn masked(settings: CropSettings) -> CropSettings {
-    let (tasks, shuffled) = (Vec::new(), ShuffledCrops::default());
+    let tasks = Vec::new();
+    let shuffled = ShuffledCrops::default();
     CropSettings { tasks, shuffled, objective: CropObjective::Masked(MaskRates::BERT), ..settings }
 }
 
@@ -97,10 +98,7 @@ fn packs(set: &CropSet, split: Split, from: &CropPosition, count: usize) -> Vec<
     let mut packs = Vec::new();
     for _ in 0..count {
         let mut pack = set.pack();
-        match stream.fill(&mut pack).expect("filled") {
-            true => packs.push(pack),
-            false => break,
-        }
+        if stream.fill(&mut pack).expect("filled") { packs.push(pack) } else { break }
     }
     packs
 }
@@ -122,7 +120,8 @@ fn packs_hold_whole_crops_within_their_bounds() {
     let base = settings(&folder);
     for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
         let set = CropSet::open(base.clone()).unwrap();
-        let (mut crops, mut full) = (0, 0);
+        let mut crops = 0;
+        let mut full = 0;
         let all = packs(&set, Split::Train, &set.start(), 60);
         for (i, pack) in all.iter().enumerate() {
             assert!(pack.ids.len() <= 2400 && (1..=8).contains(&pack.spans.len()));
@@ -181,7 +180,10 @@ fn packs_hold_whole_crops_within_their_bounds() {
 #[test]
 fn masks_have_their_rates() {
     let set = CropSet::open(masked(settings(&folder("crops_masks")))).unwrap();
-    let (mut known, mut chosen, mut mask, mut random) = (0, 0, 0, 0);
+    let mut known = 0;
+    let mut chosen = 0;
+    let mut mask = 0;
+    let mut random = 0;
     for pack in packs(&set, Split::Train, &set.start(), 100) {
         for (&id, &target) in pack.ids.iter().zip(&pack.targets[0]) {
             known += u32::from(id != codons::UNKNOWN);
@@ -225,7 +227,7 @@ proptest! {
         workers in 1_usize..4,
     ) {
         let folder = folder("crops_resume");
-        let bounds = Bounds { tokens, sequences, longest: 133 };
+        let bounds = PackLimits { tokens, sequences, longest: 133 };
         let base = CropSettings { seed, bounds, ..settings(&folder) };
         for base in [base.clone(), masked(base.clone()), masked_bases(base)] {
             let set = CropSet::open(base.clone()).unwrap();
@@ -247,7 +249,9 @@ fn validation_crops_are_pieces_of_their_records() {
     let all = packs(&set, Split::Validation, &set.start(), 1000);
     let read = |number: usize| letters(number).to_uppercase().replace('U', "T");
     let records = [read(5), read(6)];
-    let (mut lengths, mut starts, mut seen) = (Vec::new(), HashSet::new(), [0; 2]);
+    let mut lengths = Vec::new();
+    let mut starts = HashSet::new();
+    let mut seen = [0; 2];
     for pack in &all {
         for (i, &[start, end]) in pack.spans.iter().enumerate() {
             let bases = pack.bases[i] as usize;
@@ -269,7 +273,7 @@ fn validation_crops_are_pieces_of_their_records() {
     let changed = CropSettings {
         mutations: Mutations::default(),
         shuffled: ShuffledCrops::default(),
-        bounds: Bounds { tokens: 5000, ..base.bounds },
+        bounds: PackLimits { tokens: 5000, ..base.bounds },
         ..base.clone()
     };
     let ids = |set: &CropSet| {
@@ -298,7 +302,7 @@ fn crops_are_drawn_as_the_levels_say() {
     assert_eq!((stats.train.records, stats.train.bases, stats.train.unknown), (4, 7200, 40));
     assert_eq!((stats.train.short, stats.validation.short, stats.left_out), (1, 0, 1));
     assert_eq!((stats.validation.records, stats.validation.bases), (2, 1200));
-    let bounds = Bounds { tokens: 20_000, sequences: 100, longest: 140 };
+    let bounds = PackLimits { tokens: 20_000, sequences: 100, longest: 140 };
     // Frequencies of (virus, family): with levels, and in proportion to the bases without.
     let roots = |a: f64, b: f64| a.sqrt() / (a.sqrt() + b.sqrt());
     let virus = 0.5 * roots(2000.0, 500.0);
@@ -309,7 +313,8 @@ fn crops_are_drawn_as_the_levels_say() {
         (Vec::new(), [2000.0, 500.0, 4000.0, 700.0].map(|bases| bases / 7200.0)),
     ] {
         let set = CropSet::open(CropSettings { levels, bounds, ..base.clone() }).unwrap();
-        let (mut counts, mut total) = ([0.0; 4], 0.0);
+        let mut counts = [0.0; 4];
+        let mut total = 0.0;
         for pack in packs(&set, Split::Train, &set.start(), 150) {
             for (&virus, &family) in pack.targets[0].iter().zip(&pack.targets[1]) {
                 counts[cells.iter().position(|&cell| cell == (virus, family)).unwrap()] += 1.0;
@@ -333,12 +338,14 @@ fn crops_end_with_their_records() {
         mutations: Mutations::default(),
         shuffled: ShuffledCrops::default(),
         validation: None,
-        bounds: Bounds { tokens: 20_000, sequences: 100, longest: 900 },
+        bounds: PackLimits { tokens: 20_000, sequences: 100, longest: 900 },
         ..base
     })
     .unwrap();
     // Family a is record 0; family b is the records 1 and 2, of 500 and 30 bases.
-    let (mut whole, mut short, mut all) = ([0; 3], 0, 0);
+    let mut whole = [0; 3];
+    let mut short = 0;
+    let mut all = 0;
     for pack in packs(&set, Split::Train, &set.start(), 500) {
         for (&bases, &family) in pack.bases.iter().zip(&pack.targets[1]) {
             let longest = [700, 2000, 500, 2500][(family + 1) as usize];
@@ -363,7 +370,8 @@ fn shuffled_crops_have_their_own_targets() {
     // Without shuffling, family c occurs with the class other only; the others are record 4's.
     let set = CropSet::open(CropSettings { shuffled, mutations: Mutations::default(), ..base }).unwrap();
     let sources: Vec<String> = (0..5).map(|number| letters(number).to_uppercase().replace('U', "T")).collect();
-    let (mut crops, mut found) = (0, 0);
+    let mut crops = 0;
+    let mut found = 0;
     for pack in packs(&set, Split::Train, &set.start(), 200) {
         for (i, &[start, end]) in pack.spans.iter().enumerate() {
             crops += 1;
@@ -514,7 +522,7 @@ fn tables_and_records_must_agree() {
             .contains("there is no such file")
     );
     let long = Some(ValidationCrops { crops: 1, lengths: vec![100, 901] });
-    let bounds = Bounds { longest: 400, ..base.bounds };
+    let bounds = PackLimits { longest: 400, ..base.bounds };
     let found = refusal(CropSettings { validation: long, bounds, ..base.clone() });
     assert!(
         found.ends_with(
@@ -535,7 +543,7 @@ fn settings_that_contradict_themselves() {
     };
     let tasks = |tasks: Vec<CropTask>| CropSettings { tasks, ..base.clone() };
     let bounds = |tokens, sequences, longest| CropSettings {
-        bounds: Bounds { tokens, sequences, longest },
+        bounds: PackLimits { tokens, sequences, longest },
         ..base.clone()
     };
     let virus = task("virus", &["other", "virus"]);
@@ -617,7 +625,7 @@ fn a_position_is_one_in_its_data() {
         set.stream(Split::Train, position).err().map(|e| e.to_string()).unwrap_or_default()
     };
     let start = set.start();
-    let bounds = Bounds { tokens: 3000, ..base.bounds };
+    let bounds = PackLimits { tokens: 3000, ..base.bounds };
     assert_eq!(refused(CropSettings { workers: 1, validation: None, ..base.clone() }, &start), "");
     let other = "the saved position belongs to other data";
     for changed in [
@@ -682,7 +690,7 @@ fn a_set_holds_at_most_what_its_figures_say() {
             shuffled: ShuffledCrops::default(),
             validation: None,
             longest: 4000,
-            bounds: Bounds { tokens: 50_000, sequences: 40, longest: 1400 },
+            bounds: PackLimits { tokens: 50_000, sequences: 40, longest: 1400 },
             ..base
         };
         let mut opened = None;

@@ -1,11 +1,12 @@
-//! Tests that the memory of a training data stream stays within the figures of `HostMemory`.
+//! Tests that the memory of a training data stream stays within the figures of `DataMemory`.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use plimsoll_data::train::{
-    Bounds, BytePairs, Dataset, Format, Pack, Settings, Shuffle, Split, TokenizerKind, Vocabulary,
+    BytePairs, Dataset, DatasetFormat, DatasetSettings, PackLimits, Shuffle, Split, TokenizerKind,
+    TrainingPack, Vocabulary,
 };
 use serde_json::{Map, Value, json};
 
@@ -28,8 +29,9 @@ fn open(folder: &Path) -> Dataset {
     let text = |i: usize| format!("{i} {}", "word after word\n".repeat(65_000 - 2000 * (i % 3)));
     let lines: String = (0..12).map(|i| json!({"text": text(i)}).to_string() + "\n").collect();
     let path = file(folder, "a.jsonl", lines);
-    let base = Settings { format: Format::JsonLines { field: "text".into() }, ..settings(&[&path]) };
-    Dataset::open(Settings {
+    let base =
+        DatasetSettings { format: DatasetFormat::JsonLines { field: "text".into() }, ..settings(&[&path]) };
+    Dataset::open(DatasetSettings {
         longest_document: 2 << 20,
         shuffle: Shuffle { documents: 100, bytes: 4 << 20 },
         ..base
@@ -55,7 +57,7 @@ fn measure() {
     let ledger = data.host_bytes().iter().map(|held| held.bytes).sum::<u64>();
     let before = status("VmRSS").unwrap();
     let mut stream = data.stream(Split::Train, &data.start()).unwrap();
-    let mut pack = Pack::default();
+    let mut pack = TrainingPack::default();
     while stream.fill(&mut pack).unwrap() {}
     let held = status("VmHWM").unwrap() - before;
     println!("held {held}, ledger {ledger}: {:?}", data.host_bytes());
@@ -68,8 +70,8 @@ fn measure() {
 fn a_stream_allocates_when_it_is_opened() {
     let folder = folder("train_memory_start");
     let path = file(&folder, "a.txt", super::lines(5000));
-    let bounds = Bounds { tokens: 512, sequences: 40, longest: 100 };
-    let data = Dataset::open(Settings { bounds, ..settings(&[&path]) }).unwrap();
+    let bounds = PackLimits { tokens: 512, sequences: 40, longest: 100 };
+    let data = Dataset::open(DatasetSettings { bounds, ..settings(&[&path]) }).unwrap();
     let ledger = data.host_bytes();
     let ledger = ledger.iter().filter(|held| ["parcels", "packing"].contains(&held.what));
     let ledger: u64 = ledger.map(|held| held.bytes).sum();
@@ -82,8 +84,8 @@ fn a_stream_allocates_when_it_is_opened() {
     // The margin covers channels, handles of threads, and file names.
     assert!(opening.bytes_max <= ledger + (64 << 10) && opening.bytes_max >= ledger / 2);
     let mut pack = None;
-    let made = allocation_counter::measure(|| pack = Some(Pack::with_capacity(&bounds)));
-    assert_eq!(made.bytes_max, Pack::host_bytes(&bounds));
+    let made = allocation_counter::measure(|| pack = Some(TrainingPack::with_capacity(&bounds)));
+    assert_eq!(made.bytes_max, TrainingPack::host_bytes(&bounds));
     let mut stream = stream.unwrap();
     let mut pack = pack.unwrap();
     stream.fill(&mut pack).unwrap();
@@ -149,7 +151,7 @@ fn sentence_pieces_hold_less_than_the_ledger_says() {
     let text = file(&folder, "a.txt", "a");
     for model in ["Unigram", "whole", "BPE"] {
         let tokenizer = file(&folder, &format!("{model}.json"), sentence_pieces(model));
-        let settings = Settings {
+        let settings = DatasetSettings {
             tokens: TokenizerKind::BytePairs { file: tokenizer, end: None },
             longest_document: 1 << 16,
             workers: 1,
@@ -177,8 +179,9 @@ fn sentence_pieces_hold_less_than_the_ledger_says() {
 #[test]
 fn words_that_the_library_keeps_are_in_the_ledger() {
     let folder = folder("train_memory_words");
-    let (text, tokenizer) = (file(&folder, "a.txt", "a"), file(&folder, "tokenizer.json", byte_pairs()));
-    let settings = Settings {
+    let text = file(&folder, "a.txt", "a");
+    let tokenizer = file(&folder, "tokenizer.json", byte_pairs());
+    let settings = DatasetSettings {
         tokens: TokenizerKind::BytePairs { file: tokenizer, end: None },
         longest_document: 1 << 20,
         workers: 1,

@@ -13,19 +13,19 @@ use std::path::{Path, PathBuf};
 
 use plimsoll_data::DataError;
 use plimsoll_data::train::{
-    Bounds, Dataset, Format, Objective, Pack, Settings, Shuffle, Split, TextDocuments, TokenizerKind,
-    Validation,
+    Dataset, DatasetFormat, DatasetSettings, Objective, PackLimits, Shuffle, Split, TextDocuments,
+    TokenizerKind, TrainingPack, Validation,
 };
 
 /// Settings for text files with one document per line, tokenized by bytes, with a shuffle window larger than the data.
-pub fn settings(train: &[&Path]) -> Settings {
-    Settings {
+pub fn settings(train: &[&Path]) -> DatasetSettings {
+    DatasetSettings {
         train: train.iter().map(PathBuf::from).collect(),
         validation: Validation::None,
-        format: Format::Text(TextDocuments::Lines),
+        format: DatasetFormat::Text(TextDocuments::Lines),
         tokens: TokenizerKind::Bytes { end: true },
         task: Objective::Causal,
-        bounds: Bounds { tokens: 64, sequences: 8, longest: 32 },
+        bounds: PackLimits { tokens: 64, sequences: 8, longest: 32 },
         seed: 7,
         shuffle: Shuffle { documents: 1000, bytes: 1 << 20 },
         longest_document: 4096,
@@ -49,21 +49,18 @@ pub fn file(folder: &Path, name: &str, text: impl AsRef<[u8]>) -> PathBuf {
 }
 
 /// The packs of the first epoch of a split.
-pub fn epoch(data: &Dataset, split: Split) -> Vec<Pack> {
+pub fn epoch(data: &Dataset, split: Split) -> Vec<TrainingPack> {
     let mut stream = data.stream(split, &data.start()).expect("opened");
     let mut packs = Vec::new();
     loop {
-        let mut pack = Pack::default();
-        match stream.fill(&mut pack).expect("filled") {
-            true => packs.push(pack),
-            false => return packs,
-        }
+        let mut pack = TrainingPack::default();
+        if stream.fill(&mut pack).expect("filled") { packs.push(pack) } else { return packs }
     }
 }
 
 /// The inputs of each sequence and its last target, as text. The end token is shown as `$`.
-pub fn texts(packs: &[Pack]) -> Vec<String> {
-    let of = |pack: &Pack, [start, end]: [i32; 2]| {
+pub fn texts(packs: &[TrainingPack]) -> Vec<String> {
+    let of = |pack: &TrainingPack, [start, end]: [i32; 2]| {
         let ids = &pack.ids[start as usize..end as usize];
         let last = pack.targets[end as usize - 1];
         ids.iter().chain(&[last]).map(|&id| if id == 256 { '$' } else { char::from(id as u8) }).collect()
@@ -72,7 +69,7 @@ pub fn texts(packs: &[Pack]) -> Vec<String> {
 }
 
 /// The message with which a data set is refused.
-pub fn refusal(settings: Settings) -> String {
+pub fn refusal(settings: DatasetSettings) -> String {
     let error: DataError = Dataset::open(settings).err().expect("refused");
     error.to_string()
 }

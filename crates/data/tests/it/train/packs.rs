@@ -2,15 +2,15 @@
 //! full, and targets belong to the inputs of the same document.
 
 use plimsoll_data::train::{
-    Bounds, Classes, Dataset, Format, IdWidth, LabelsFrom, MaskRates, Objective, Pack, Settings, Shuffle,
-    Split, Stream, TextDocuments, TokenizerKind, Validation,
+    Classes, Dataset, DatasetFormat, DatasetSettings, DatasetStream, IdWidth, LabelsFrom, MaskRates, Objective,
+    PackLimits, Shuffle, Split, TextDocuments, TokenizerKind, TrainingPack, Validation,
 };
 use proptest::prelude::*;
 
 use super::{epoch, file, lines, refusal, settings, texts};
 use crate::support::{folder, golden};
 
-fn check_bounds(pack: &Pack, bounds: &Bounds) {
+fn check_bounds(pack: &TrainingPack, bounds: &PackLimits) {
     assert!(!pack.ids.is_empty() && pack.ids.len() <= bounds.tokens && pack.spans.len() <= bounds.sequences);
     let mut at = 0;
     for &[start, end] in &pack.spans {
@@ -24,9 +24,9 @@ fn check_bounds(pack: &Pack, bounds: &Bounds) {
 fn pieces_of_a_document_follow_each_other() {
     let folder = folder("train_pieces");
     let path = file(&folder, "a.txt", "abcdefghijkl\nxyz\n\nq\n");
-    let bounds = Bounds { tokens: 10, sequences: 3, longest: 8 };
+    let bounds = PackLimits { tokens: 10, sequences: 3, longest: 8 };
     let shuffle = Shuffle { documents: 1, bytes: 1 };
-    let data = Dataset::open(Settings { bounds, shuffle, ..settings(&[&path]) }).unwrap();
+    let data = Dataset::open(DatasetSettings { bounds, shuffle, ..settings(&[&path]) }).unwrap();
     let packs = epoch(&data, Split::Train);
     // A document is cut at the maximum sequence length alone. The last target of a piece is the first input of the next.
     // The longest piece fills the first pack but for two tokens, and of the others only the last fits there.
@@ -38,7 +38,7 @@ fn pieces_of_a_document_follow_each_other() {
     assert_eq!(packs[0].targets, [98, 99, 100, 101, 102, 103, 104, 105, 256]);
     // Without an end token the last byte of a document is only a target, so a document of one byte has none.
     let tokens = TokenizerKind::Bytes { end: false };
-    let data = Dataset::open(Settings { bounds, shuffle, tokens, ..settings(&[&path]) }).unwrap();
+    let data = Dataset::open(DatasetSettings { bounds, shuffle, tokens, ..settings(&[&path]) }).unwrap();
     assert_eq!(texts(&epoch(&data, Split::Train)), ["abcdefghi", "xyz", "ijkl"]);
 }
 
@@ -86,32 +86,32 @@ fn packs_are_nearly_full() {
     let folder = folder("train_full");
     let fasta = file(&folder, "a.fa", proteins(4000));
     let text = file(&folder, "a.txt", paragraphs(1000));
-    let base = Settings {
+    let base = DatasetSettings {
         shuffle: Shuffle { documents: 10_000, bytes: 64 << 20 },
         longest_document: 1 << 20,
         ..settings(&[&fasta])
     };
-    let masked = Settings {
-        format: Format::Sequences,
+    let masked = DatasetSettings {
+        format: DatasetFormat::Sequences,
         tokens: TokenizerKind::Esm,
         task: Objective::Masked(MaskRates::BERT),
         ..base.clone()
     };
-    let texts = Settings { train: vec![text], ..base };
+    let texts = DatasetSettings { train: vec![text], ..base };
     let ordered = Shuffle { documents: 0, bytes: 1 };
     for (settings, tokens, sequences, least) in [
         (masked.clone(), 1024, 1024, 0.97),
         (masked.clone(), 4096, 4096, 0.97),
         (masked.clone(), 1024, 16, 0.97),
-        (Settings { shuffle: ordered, ..masked.clone() }, 1024, 1024, 0.97),
-        (Settings { task: Objective::Causal, ..masked }, 1024, 1024, 0.97),
+        (DatasetSettings { shuffle: ordered, ..masked.clone() }, 1024, 1024, 0.97),
+        (DatasetSettings { task: Objective::Causal, ..masked }, 1024, 1024, 0.97),
         (texts.clone(), 1024, 1024, 0.99),
         (texts, 4096, 4096, 0.99),
     ] {
-        let bounds = Bounds { tokens, sequences, longest: 1024 };
-        let data = Dataset::open(Settings { bounds, ..settings }).unwrap();
+        let bounds = PackLimits { tokens, sequences, longest: 1024 };
+        let data = Dataset::open(DatasetSettings { bounds, ..settings }).unwrap();
         let mut stream = data.stream(Split::Train, &data.start()).unwrap();
-        let mut pack = Pack::with_capacity(&bounds);
+        let mut pack = TrainingPack::with_capacity(&bounds);
         while stream.fill(&mut pack).unwrap() {
             check_bounds(&pack, &bounds);
         }
@@ -123,7 +123,7 @@ fn packs_are_nearly_full() {
 }
 
 /// The sequences of an epoch, inputs and targets, sorted.
-fn sequences(settings: Settings) -> Vec<(Vec<i32>, Vec<i32>)> {
+fn sequences(settings: DatasetSettings) -> Vec<(Vec<i32>, Vec<i32>)> {
     let mut all = Vec::new();
     for pack in epoch(&Dataset::open(settings).unwrap(), Split::Train) {
         for &[start, end] in &pack.spans {
@@ -139,19 +139,19 @@ fn sequences(settings: Settings) -> Vec<(Vec<i32>, Vec<i32>)> {
 fn masks_do_not_depend_on_the_size_of_a_pack() {
     let folder = folder("train_masks_of_packs");
     let path = file(&folder, "a.fa", proteins(60));
-    let base = Settings {
-        format: Format::Sequences,
+    let base = DatasetSettings {
+        format: DatasetFormat::Sequences,
         tokens: TokenizerKind::Esm,
         task: Objective::Masked(MaskRates::BERT),
         ..settings(&[&path])
     };
-    let of = |tokens, sequences| Bounds { tokens, sequences, longest: 100 };
-    let first = sequences(Settings { bounds: of(100, 3), ..base.clone() });
+    let of = |tokens, sequences| PackLimits { tokens, sequences, longest: 100 };
+    let first = sequences(DatasetSettings { bounds: of(100, 3), ..base.clone() });
     assert!(first.len() > 150);
     for bounds in [of(250, 9), of(5000, 2)] {
-        assert_eq!(sequences(Settings { bounds, ..base.clone() }), first);
+        assert_eq!(sequences(DatasetSettings { bounds, ..base.clone() }), first);
     }
-    assert_ne!(sequences(Settings { seed: 8, bounds: of(100, 3), ..base }), first);
+    assert_ne!(sequences(DatasetSettings { seed: 8, bounds: of(100, 3), ..base }), first);
 }
 
 #[test]
@@ -159,11 +159,11 @@ fn sequences_without_a_target_are_left_out() {
     let folder = folder("train_no_targets");
     // The letter J is no residue of the tokenizer, and unknown tokens are not predicted: the first piece has no target.
     let path = file(&folder, "a.fa", ">a\nJJJJJJJJJJMKVLAGSTREMK\n>b\nMK\n");
-    let found = sequences(Settings {
-        format: Format::Sequences,
+    let found = sequences(DatasetSettings {
+        format: DatasetFormat::Sequences,
         tokens: TokenizerKind::Esm,
         task: Objective::Masked(MaskRates::BERT),
-        bounds: Bounds { tokens: 12, sequences: 4, longest: 12 },
+        bounds: PackLimits { tokens: 12, sequences: 4, longest: 12 },
         ..settings(&[&path])
     });
     let mut sizes: Vec<usize> = found.iter().map(|(ids, _)| ids.len()).collect();
@@ -190,9 +190,9 @@ proptest! {
         let all: Vec<String> = (0..lengths.len()).map(line).collect();
         let (first, second) = all.split_at(all.len() / 3);
         let paths = [file(&folder, "a.txt", first.concat()), file(&folder, "b.txt", second.concat())];
-        let bounds = Bounds { tokens, sequences, longest };
+        let bounds = PackLimits { tokens, sequences, longest };
         let shuffle = Shuffle { documents, bytes };
-        let base = Settings { bounds, shuffle, ..settings(&[&paths[0], &paths[1]]) };
+        let base = DatasetSettings { bounds, shuffle, ..settings(&[&paths[0], &paths[1]]) };
         let data = Dataset::open(base.clone()).unwrap();
         let packs = epoch(&data, Split::Train);
         packs.iter().for_each(|pack| check_bounds(pack, &bounds));
@@ -210,7 +210,7 @@ proptest! {
         prop_assert_eq!(found, expected);
         let numbers: Vec<u64> = packs.iter().map(|pack| pack.number).collect();
         prop_assert_eq!(numbers, (0..packs.len() as u64).collect::<Vec<_>>());
-        let other = Dataset::open(Settings { workers, prefetch, ..base }).unwrap();
+        let other = Dataset::open(DatasetSettings { workers, prefetch, ..base }).unwrap();
         prop_assert_eq!(epoch(&other, Split::Train), packs);
     }
 }
@@ -220,11 +220,11 @@ fn epochs_differ_and_seeds_do() {
     let folder = folder("train_epochs");
     let paths = ["a.txt", "b.txt"].map(|name| file(&folder, name, lines(100).replace(' ', name)));
     let shuffle = Shuffle { documents: 10, bytes: 1 << 20 };
-    let base = Settings { shuffle, ..settings(&[&paths[0], &paths[1]]) };
-    let two = |settings: Settings| {
+    let base = DatasetSettings { shuffle, ..settings(&[&paths[0], &paths[1]]) };
+    let two = |settings: DatasetSettings| {
         let data = Dataset::open(settings).unwrap();
         let mut stream = data.stream(Split::Train, &data.start()).unwrap();
-        let mut pack = Pack::default();
+        let mut pack = TrainingPack::default();
         let mut epochs = [Vec::new(), Vec::new()];
         for ids in &mut epochs {
             while stream.fill(&mut pack).unwrap() {
@@ -237,9 +237,9 @@ fn epochs_differ_and_seeds_do() {
     let [first, second] = two(base.clone());
     assert_eq!((first.len(), two(base.clone())), (second.len(), [first.clone(), second.clone()]));
     assert_ne!(first, second);
-    assert_ne!(two(Settings { seed: 8, ..base.clone() })[0], first);
+    assert_ne!(two(DatasetSettings { seed: 8, ..base.clone() })[0], first);
     // With a shuffle window of one document, documents keep the order of the files, and packs that of their documents.
-    let [first, second] = two(Settings { shuffle: Shuffle { documents: 1, bytes: 1 }, ..base });
+    let [first, second] = two(DatasetSettings { shuffle: Shuffle { documents: 1, bytes: 1 }, ..base });
     assert_eq!(first, second);
 }
 
@@ -249,9 +249,9 @@ fn files_of_ids_are_documents() {
     let ids: Vec<u16> = (0..1000).map(|i| if i % 37 == 36 { 9 } else { 10 + i }).collect();
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
     let path = file(&folder, "a.bin", bytes);
-    let format = Format::Ids { width: IdWidth::U16, end: Some(9) };
-    let base = Settings { format, tokens: TokenizerKind::Ids { vocab: 2000 }, ..settings(&[&path]) };
-    let base = Settings { shuffle: Shuffle { documents: 1, bytes: 1 }, ..base };
+    let format = DatasetFormat::Ids { width: IdWidth::U16, end: Some(9) };
+    let base = DatasetSettings { format, tokens: TokenizerKind::Ids { vocab: 2000 }, ..settings(&[&path]) };
+    let base = DatasetSettings { shuffle: Shuffle { documents: 1, bytes: 1 }, ..base };
     let data = Dataset::open(base.clone()).unwrap();
     let packs = epoch(&data, Split::Train);
     assert_eq!(data.census().train.documents, 28);
@@ -264,17 +264,22 @@ fn files_of_ids_are_documents() {
     expected.sort_unstable();
     assert_eq!(pairs, expected);
     // An id outside the vocabulary.
-    let error = refusal(Settings { tokens: TokenizerKind::Ids { vocab: 500 }, ..base });
+    let error = refusal(DatasetSettings { tokens: TokenizerKind::Ids { vocab: 500 }, ..base });
     assert!(error.contains("a.bin, 'document 14': the id 500 is not below 500"), "{error}");
 }
 
 #[test]
 fn masked_pieces_have_their_ends() {
     let path = golden("esm2/proteins.faa");
-    let bounds = Bounds { tokens: 128, sequences: 8, longest: 50 };
+    let bounds = PackLimits { tokens: 128, sequences: 8, longest: 50 };
     let task = Objective::Masked(MaskRates::BERT);
-    let base =
-        Settings { format: Format::Sequences, tokens: TokenizerKind::Esm, task, bounds, ..settings(&[&path]) };
+    let base = DatasetSettings {
+        format: DatasetFormat::Sequences,
+        tokens: TokenizerKind::Esm,
+        task,
+        bounds,
+        ..settings(&[&path])
+    };
     let data = Dataset::open(base).unwrap();
     let packs = epoch(&data, Split::Train);
     let mut residues = 0;
@@ -283,8 +288,8 @@ fn masked_pieces_have_their_ends() {
         check_bounds(pack, &bounds);
         assert_eq!(pack.targets.len(), pack.ids.len());
         for &[start, end] in &pack.spans {
-            let (ids, targets) =
-                (&pack.ids[start as usize..end as usize], &pack.targets[start as usize..end as usize]);
+            let ids = &pack.ids[start as usize..end as usize];
+            let targets = &pack.targets[start as usize..end as usize];
             assert_eq!([ids[0], ids[ids.len() - 1]], [0, 2]);
             assert!(targets[0] == -100 && targets[ids.len() - 1] == -100);
             assert!(targets.iter().any(|&target| target != -100));
@@ -302,10 +307,13 @@ fn masked_pieces_have_their_ends() {
 fn dna_keeps_its_special_tokens_apart() {
     let reads = golden("dnabert_s/reads.fa");
     let tokenizer = golden("dnabert_s/tokenizer.json");
-    let bounds = Bounds { tokens: 256, sequences: 8, longest: 200 };
-    let base =
-        Settings { format: Format::Sequences, tokens: TokenizerKind::Dna(tokenizer), ..settings(&[&reads]) };
-    let base = Settings { bounds, task: Objective::Masked(MaskRates::BERT), ..base };
+    let bounds = PackLimits { tokens: 256, sequences: 8, longest: 200 };
+    let base = DatasetSettings {
+        format: DatasetFormat::Sequences,
+        tokens: TokenizerKind::Dna(tokenizer),
+        ..settings(&[&reads])
+    };
+    let base = DatasetSettings { bounds, task: Objective::Masked(MaskRates::BERT), ..base };
     let data = Dataset::open(base).unwrap();
     assert_eq!((data.vocabulary().mask(), data.vocabulary().frame()), (Some(4), [Some(1), Some(2)]));
     for pack in epoch(&data, Split::Train) {
@@ -325,9 +333,9 @@ fn a_sequence_has_a_class() {
     );
     let classes = Classes::Names(vec!["out".into(), "in".into()]);
     let task = |labels, truncate| Objective::Classify { labels, classes: classes.clone(), truncate };
-    let bounds = Bounds { tokens: 20, sequences: 4, longest: 8 };
-    let base = Settings {
-        format: Format::JsonLines { field: "text".into() },
+    let bounds = PackLimits { tokens: 20, sequences: 4, longest: 8 };
+    let base = DatasetSettings {
+        format: DatasetFormat::JsonLines { field: "text".into() },
         task: task(LabelsFrom::Field("y".into()), true),
         shuffle: Shuffle { documents: 0, bytes: 1 },
         bounds,
@@ -339,15 +347,22 @@ fn a_sequence_has_a_class() {
     assert_eq!(packs[0].spans, [[0, 4], [4, 12]]);
     assert_eq!(packs[0].ids[10..], [i32::from(b'j'), 256], "the end stays when a sequence is cut");
     let data =
-        Dataset::open(Settings { task: task(LabelsFrom::Field("y".into()), false), ..base.clone() }).unwrap();
-    let error = data.stream(Split::Train, &data.start()).unwrap().fill(&mut Pack::default()).unwrap_err();
+        Dataset::open(DatasetSettings { task: task(LabelsFrom::Field("y".into()), false), ..base.clone() })
+            .unwrap();
+    let error =
+        data.stream(Split::Train, &data.start()).unwrap().fill(&mut TrainingPack::default()).unwrap_err();
     assert!(error.to_string().contains("a.jsonl, 'document 2': 15 tokens, and data.longest is 8"), "{error}");
 
-    let (fasta, table) =
-        (file(&folder, "a.fa", ">p x\nMKV\n>q\nMK\n"), file(&folder, "a.tsv", "q\tin\np\tout\n"));
+    let fasta = file(&folder, "a.fa", ">p x\nMKV\n>q\nMK\n");
+    let table = file(&folder, "a.tsv", "q\tin\np\tout\n");
     let task = task(LabelsFrom::Table(table), false);
-    let settings =
-        Settings { format: Format::Sequences, tokens: TokenizerKind::Esm, task, train: vec![fasta], ..base };
+    let settings = DatasetSettings {
+        format: DatasetFormat::Sequences,
+        tokens: TokenizerKind::Esm,
+        task,
+        train: vec![fasta],
+        ..base
+    };
     let packs = epoch(&Dataset::open(settings).unwrap(), Split::Train);
     assert_eq!(packs[0].targets, [0, 1]);
     assert_eq!(packs[0].ids, [0, 20, 15, 7, 2, 0, 20, 15, 2]);
@@ -360,8 +375,9 @@ fn paragraphs_come_compressed_and_from_folders() {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     std::io::Write::write_all(&mut packed, b"zero\n\n").unwrap();
     file(&folder, "a.txt.gz", packed.finish().unwrap());
-    let base = Settings { format: Format::Text(TextDocuments::Paragraphs), ..settings(&[&folder]) };
-    let data = Dataset::open(Settings { shuffle: Shuffle { documents: 0, bytes: 1 }, ..base }).unwrap();
+    let base =
+        DatasetSettings { format: DatasetFormat::Text(TextDocuments::Paragraphs), ..settings(&[&folder]) };
+    let data = Dataset::open(DatasetSettings { shuffle: Shuffle { documents: 0, bytes: 1 }, ..base }).unwrap();
     assert_eq!(texts(&epoch(&data, Split::Train)), ["zero$", "one\ntwo$", "three$"]);
 }
 
@@ -370,24 +386,25 @@ fn the_validation_side_comes_in_the_order_of_the_data() {
     let folder = folder("train_validation_order");
     let path = file(&folder, "a.txt", lines(300));
     let validation = Validation::Fraction { fraction: 0.2, seed: 0 };
-    let bounds = Bounds { tokens: 300, sequences: 8, longest: 300 };
-    let data = Dataset::open(Settings { validation, bounds, ..settings(&[&path]) }).unwrap();
+    let bounds = PackLimits { tokens: 300, sequences: 8, longest: 300 };
+    let data = Dataset::open(DatasetSettings { validation, bounds, ..settings(&[&path]) }).unwrap();
     let packs = epoch(&data, Split::Validation);
     assert!(packs.len() > 5);
     let number = |text: &String| text.split([' ', '$']).next().unwrap().parse().unwrap();
-    let starts = |pack: &Pack| texts(std::slice::from_ref(pack)).iter().map(number).collect::<Vec<usize>>();
+    let starts =
+        |pack: &TrainingPack| texts(std::slice::from_ref(pack)).iter().map(number).collect::<Vec<usize>>();
     let starts: Vec<Vec<usize>> = packs.iter().map(starts).collect();
     assert_eq!(starts.iter().flatten().count() as u64, data.census().validation.documents);
     assert!(starts.iter().all(|pack| pack.is_sorted()), "{starts:?}");
     assert!(starts.iter().map(|pack| pack[0]).is_sorted(), "{starts:?}");
     let mut stream = data.stream(Split::Validation, &data.start()).unwrap();
-    let mut pack = Pack::default();
+    let mut pack = TrainingPack::default();
     while stream.fill(&mut pack).unwrap() {}
     assert!(!stream.fill(&mut pack).unwrap(), "validation ends");
 }
 
 /// Fills the packs of one gradient-accumulation step; returns how many the epoch had left for it.
-fn fill_group(stream: &mut Stream, packs: &mut [Pack]) -> usize {
+fn fill_group(stream: &mut DatasetStream, packs: &mut [TrainingPack]) -> usize {
     for (filled, pack) in packs.iter_mut().enumerate() {
         if !stream.fill(pack).unwrap() {
             return filled;
@@ -405,7 +422,7 @@ fn the_last_group_of_an_epoch_is_what_is_left() {
     assert!(count > 9, "{count}");
     for size in [3, count, count + 1] {
         let mut stream = data.stream(Split::Train, &data.start()).unwrap();
-        let mut packs = vec![Pack::default(); size];
+        let mut packs = vec![TrainingPack::default(); size];
         let mut groups = Vec::new();
         while stream.position().epoch == 0 {
             groups.push(fill_group(&mut stream, &mut packs));

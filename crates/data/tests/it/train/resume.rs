@@ -1,8 +1,8 @@
 //! Tests that a stream that starts at a saved position gives the packs of an uninterrupted stream.
 
 use plimsoll_data::train::{
-    Bounds, Classes, Dataset, Format, LabelsFrom, MaskRates, Objective, Pack, Position, Settings, Shuffle,
-    Split, TokenizerKind, Validation,
+    Classes, DataPosition, Dataset, DatasetFormat, DatasetSettings, LabelsFrom, MaskRates, Objective,
+    PackLimits, Shuffle, Split, TokenizerKind, TrainingPack, Validation,
 };
 use proptest::prelude::*;
 
@@ -10,17 +10,17 @@ use super::{file, lines, settings};
 use crate::support::folder;
 
 /// The results of `count` calls of `fill` from a position on: `false` at the end of an epoch, and the pack.
-fn from(data: &Dataset, position: &Position, count: usize) -> Vec<(bool, Pack)> {
+fn from(data: &Dataset, position: &DataPosition, count: usize) -> Vec<(bool, TrainingPack)> {
     let mut stream = data.stream(Split::Train, position).expect("opened");
     let next = |_| {
-        let mut pack = Pack::default();
+        let mut pack = TrainingPack::default();
         let more = stream.fill(&mut pack).expect("filled");
         (more, pack)
     };
     (0..count).map(next).collect()
 }
 
-fn check(settings: Settings, cut: usize) {
+fn check(settings: DatasetSettings, cut: usize) {
     let data = Dataset::open(settings).unwrap();
     let whole = from(&data, &data.start(), 160);
     // The packs extend over the end of an epoch, and their numbers go on.
@@ -31,8 +31,8 @@ fn check(settings: Settings, cut: usize) {
     // A checkpoint stores the position as JSON.
     let text = serde_json::to_string(position).unwrap();
     assert!(text.len() < 200, "{text}");
-    let position: Position = serde_json::from_str(&text).unwrap();
-    let reopened = Dataset::open(Settings { workers: 1, ..data.settings().clone() }).unwrap();
+    let position: DataPosition = serde_json::from_str(&text).unwrap();
+    let reopened = Dataset::open(DatasetSettings { workers: 1, ..data.settings().clone() }).unwrap();
     assert_eq!(from(&reopened, &position, 40), whole[cut + 1..][..40]);
 }
 
@@ -53,8 +53,8 @@ proptest! {
         let all = lines(30);
         let (first, second) = all.split_at(all.len() / 2);
         let paths = [file(&folder, "a.txt", first), file(&folder, "b.txt", second), file(&folder, "c.txt", "")];
-        check(Settings {
-            bounds: Bounds { tokens, sequences: 8, longest },
+        check(DatasetSettings {
+            bounds: PackLimits { tokens, sequences: 8, longest },
             shuffle: Shuffle { documents, bytes },
             validation: fraction.map_or(Validation::None, |fraction| Validation::Fraction { fraction, seed: 0 }),
             seed,
@@ -67,10 +67,10 @@ proptest! {
         let folder = folder("train_resume_masked");
         let fasta: String = (0..25).map(|i| format!(">p{i}\n{}\n", "MKVLAGSTRE".repeat(1 + i * 5 % 9))).collect();
         let path = file(&folder, "a.fa", fasta);
-        check(Settings {
-            bounds: Bounds { tokens: 70, sequences: 5, longest: 30 },
+        check(DatasetSettings {
+            bounds: PackLimits { tokens: 70, sequences: 5, longest: 30 },
             shuffle: Shuffle { documents: 8, bytes: 1 << 16 },
-            format: Format::Sequences,
+            format: DatasetFormat::Sequences,
             tokens: TokenizerKind::Esm,
             task: Objective::Masked(MaskRates::BERT),
             seed,
@@ -92,19 +92,23 @@ fn every_position_continues() {
     let table = file(&folder, "b.tsv", table);
     let text = file(&folder, "a.txt", lines(60));
     let base = settings(&[&text]);
-    let proteins =
-        Settings { train: vec![long], format: Format::Sequences, tokens: TokenizerKind::Esm, ..base.clone() };
+    let proteins = DatasetSettings {
+        train: vec![long],
+        format: DatasetFormat::Sequences,
+        tokens: TokenizerKind::Esm,
+        ..base.clone()
+    };
     let classify =
         Objective::Classify { labels: LabelsFrom::Table(table), classes: Classes::Count(2), truncate: true };
     // Blocks end in the middle of windows: all epochs have more packs than a block.
     for (settings, (tokens, sequences, longest)) in [
         (base, (20, 3, 17)),
-        (Settings { task: Objective::Masked(MaskRates::BERT), ..proteins.clone() }, (25, 3, 20)),
-        (Settings { task: classify, train: vec![short], ..proteins }, (30, 1, 30)),
+        (DatasetSettings { task: Objective::Masked(MaskRates::BERT), ..proteins.clone() }, (25, 3, 20)),
+        (DatasetSettings { task: classify, train: vec![short], ..proteins }, (30, 1, 30)),
     ] {
         for documents in [0, 23, 1000] {
-            let data = Dataset::open(Settings {
-                bounds: Bounds { tokens, sequences, longest },
+            let data = Dataset::open(DatasetSettings {
+                bounds: PackLimits { tokens, sequences, longest },
                 shuffle: Shuffle { documents, bytes: 1 << 20 },
                 ..settings.clone()
             })
@@ -113,7 +117,7 @@ fn every_position_continues() {
             let epoch = start.iter().position(|(more, _)| !more).expect("the end of an epoch");
             assert!(epoch > 140 && epoch + 60 < 400, "{epoch} packs");
             let sets = [1, 2, 3].map(|workers| {
-                Dataset::open(Settings { workers, prefetch: 1, ..data.settings().clone() }).unwrap()
+                Dataset::open(DatasetSettings { workers, prefetch: 1, ..data.settings().clone() }).unwrap()
             });
             for cut in 0..epoch + 40 {
                 let position = start[cut].1.position_after.as_ref().expect("set");

@@ -28,7 +28,8 @@ fn settings(folder: &Path, count: usize) -> RowSettings {
     writer.finish().unwrap();
     file(folder, "dna.ids.txt", names.join("\n") + "\n");
     // The rows of the second part are in two files, in reverse order.
-    let (matrix, single) = (folder.join("p.safetensors"), folder.join("q.safetensors"));
+    let matrix = folder.join("p.safetensors");
+    let single = folder.join("q.safetensors");
     let mut first = SafetensorsWriter::matrix(&matrix, &[2]).unwrap();
     let mut second = SafetensorsWriter::tensor_per_id(&single, &[2]).unwrap();
     for (i, name) in names.iter().enumerate().rev() {

@@ -47,7 +47,8 @@ impl ZipFile {
     }
 
     fn finish(&self, mut out: Vec<u8>, directory: &[u8], count: u64) -> Vec<u8> {
-        let (start, size) = (out.len() as u64, directory.len() as u64);
+        let start = out.len() as u64;
+        let size = directory.len() as u64;
         out.extend(directory);
         if self.wide {
             let end64 = out.len() as u64;

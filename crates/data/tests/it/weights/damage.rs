@@ -143,7 +143,8 @@ fn read_everything(path: &Path) -> bool {
     let len = fs::metadata(path).expect("the file is there").len();
     for tensor in weights.tensors() {
         assert!(tensor.offset() <= len && tensor.bytes() <= len, "{tensor:?}");
-        let (name, count) = (tensor.name(), tensor.elements());
+        let name = tensor.name();
+        let count = tensor.elements();
         if tensor.dtype().is_float() {
             weights.read_f32(name, 0..count, &mut vec![0.0; count as usize]).expect("it lies inside the file");
         } else {

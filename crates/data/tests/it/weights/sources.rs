@@ -3,7 +3,7 @@
 use std::fs;
 
 use plimsoll_data::weights::{
-    DType, ObjectKind, StoredAs, TensorData, Weights, read_pt_object, write_safetensors,
+    FileDType, ObjectKind, StoredAs, TensorData, Weights, read_pt_object, write_safetensors,
 };
 
 use super::build::{Pickler, STORED, View, ZipFile, counting, one_tensor, torch_file};
@@ -18,7 +18,10 @@ fn esm2_golden_safetensors() {
     assert_eq!(bits, [-0.083_929_5f32, 0.073_126_4, 0.020_873_17].map(f32::to_bits));
     let name = "esm.embeddings.word_embeddings.weight";
     let tensor = weights.expect(name, &[33, 40]).expect("the shape is right");
-    assert_eq!((tensor.dtype(), tensor.elements(), tensor.bytes(), tensor.file()), (DType::F32, 1320, 5280, 0));
+    assert_eq!(
+        (tensor.dtype(), tensor.elements(), tensor.bytes(), tensor.file()),
+        (FileDType::F32, 1320, 5280, 0)
+    );
     let mut part = [0.0; 2];
     weights.read_f32(name, 100..102, &mut part).expect("a range reads");
     assert_eq!(part, [-0.072_428_37, 0.183_497_74]);
@@ -81,11 +84,14 @@ fn every_golden_tensor_agrees_with_the_safetensors_crate() {
 fn compiled_in_bytes_read_like_a_file() {
     static BYTES: &[u8] =
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/goldens/esm2/model.safetensors"));
-    let (memory, disk) = (Weights::from_bytes("built-in", BYTES), Weights::open(&golden("esm2")));
-    let (memory, disk) = (memory.expect("bytes open"), disk.expect("the golden opens"));
+    let memory = Weights::from_bytes("built-in", BYTES);
+    let disk = Weights::open(&golden("esm2"));
+    let memory = memory.expect("bytes open");
+    let disk = disk.expect("the golden opens");
     assert_eq!(all(&memory, "lm_head.dense.weight"), all(&disk, "lm_head.dense.weight"));
     assert!(memory.files().is_empty());
-    let (ours, theirs) = (memory.sha256().expect("it hashes"), disk.sha256().expect("it hashes"));
+    let ours = memory.sha256().expect("it hashes");
+    let theirs = disk.sha256().expect("it hashes");
     assert_eq!((ours[0].0.as_str(), &ours[0].1), ("built-in", &theirs[0].1));
 }
 
@@ -134,11 +140,9 @@ fn real_result_files_read_as_objects() {
         return;
     }
     let open = |name: &str| read_pt_object(&real.join(name)).expect("a real file opens");
-    let (dna, protein, merged) = (
-        open("test_with_orfs_nucleotide/output_1_DNABERT_S.pt"),
-        open("test_with_orfs_protein/output_1_ESM.pt"),
-        open("test_with_orfs_merged/output_1_merged.pt"),
-    );
+    let dna = open("test_with_orfs_nucleotide/output_1_DNABERT_S.pt");
+    let protein = open("test_with_orfs_protein/output_1_ESM.pt");
+    let merged = open("test_with_orfs_merged/output_1_merged.pt");
     let rows = dna.root().get("data").expect("it has data");
     let first = rows.items().next().expect("it has a row");
     assert_eq!(first.get("label").and_then(|label| label.as_str()), Some("synthetic_seq_1_chunk_1R1"));
@@ -262,8 +266,10 @@ fn views_of_storages_read_in_c_order() {
 fn long_reads_pass_through_the_small_buffer() {
     // 70 000 elements fill the 32 kB read buffer several times. The view is transposed, and its 7 000 consecutive
     // elements of a column exceed the 1024 values that are scattered at a time.
-    let (rows, columns) = (7_000u64, 10u64);
-    let (shape, stride) = ([rows, columns], [1, rows]);
+    let rows = 7_000u64;
+    let columns = 10u64;
+    let shape = [rows, columns];
+    let stride = [1, rows];
     let view = View::rows("0", &shape, &stride);
     let path = file("long", "view.pt", &one_tensor(&view, &counting(70_000)));
     let weights = Weights::open(&path).expect("a view opens");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use plimsoll_data::weights::{DType, StoredAs, TensorData, Weights, safetensors_bytes, write_safetensors};
+use plimsoll_data::weights::{FileDType, StoredAs, TensorData, Weights, safetensors_bytes, write_safetensors};
 
 use super::{all, folder, message};
 
@@ -24,7 +24,7 @@ fn metadata() -> BTreeMap<String, String> {
 #[test]
 fn files_round_trip() {
     let path = folder("round").join("w.safetensors");
-    for (stored, dtype) in [(StoredAs::F32, DType::F32), (StoredAs::F16, DType::F16)] {
+    for (stored, dtype) in [(StoredAs::F32, FileDType::F32), (StoredAs::F16, FileDType::F16)] {
         write_safetensors(&path, &tensors(), &metadata(), stored).expect("it writes");
         let bytes = fs::read(&path).expect("it is there");
         assert_eq!(bytes, safetensors_bytes(&tensors(), &metadata(), stored).expect("it writes"));

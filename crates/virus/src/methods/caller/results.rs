@@ -491,15 +491,15 @@ impl ResultsWriter for CallerWriter {
     }
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
-        let FinishedWindow { record, chunk, letters, sequences, .. } = *window;
-        let start = chunk.start;
-        let end = chunk.end();
+        let FinishedWindow { record, location, letters, sequences, .. } = *window;
+        let start = location.start;
+        let end = location.end();
         // A window is one sequence, or none if it is too short.
         let failed = sequences.iter().any(|sequence| sequence.state == SequenceState::Failed);
         if failed {
-            self.common.note(&Note::failed(record, chunk, ""))?;
+            self.common.note(&Note::failed(record, location, ""))?;
         }
-        self.record.accept(record, chunk.index, start, end)?;
+        self.record.accept(record, location.index, start, end)?;
         self.common.counts.windows += 1;
         self.sums.letters.add(letters.new.plus(letters.left_out));
         let name = Field(record);

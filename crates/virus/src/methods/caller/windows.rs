@@ -5,7 +5,7 @@
 use crate::methods::CutWindow;
 use crate::pipeline::letters::LetterCounts;
 use plimsoll_data::bases;
-use plimsoll_data::chunk::Chunk;
+use plimsoll_data::window::RecordWindow;
 use std::ops::Range;
 
 /// Shortest window in bases that a caller computes: the number of its codons is the least that every frame needs.
@@ -55,8 +55,8 @@ impl Iterator for CallerWindows<'_> {
         let length = piece.len().min(size);
         // The last window ends with the piece and overlaps the window before it, so that it has the full length too.
         let start = (piece.start + self.windows_of_piece * size).min(piece.end - length);
-        let chunk = Chunk { index: self.count, start, len: length };
-        let is_last = chunk.end() == piece.end;
+        let location = RecordWindow { index: self.count, start, len: length };
+        let is_last = location.end() == piece.end;
         self.windows_of_piece += 1;
         if is_last {
             self.piece = next_piece(sequence, piece.end);
@@ -64,16 +64,16 @@ impl Iterator for CallerWindows<'_> {
         }
         let next = match &self.piece {
             Some(piece) if is_last => piece.start,
-            Some(_) => chunk.end(),
+            Some(_) => location.end(),
             None => sequence.len(),
         };
         let before = if self.count == 0 { 0..start } else { 0..0 };
-        let left_out = [before, chunk.end()..next].into_iter().map(|range| unknown_of(&sequence[range]));
+        let left_out = [before, location.end()..next].into_iter().map(|range| unknown_of(&sequence[range]));
         let left_out = left_out.fold(LetterCounts::default(), LetterCounts::plus);
         let overlap = self.counted.saturating_sub(start);
-        self.counted = chunk.end();
+        self.counted = location.end();
         self.count += 1;
-        Some(CutWindow { chunk, overlap, left_out })
+        Some(CutWindow { location, overlap, left_out })
     }
 }
 
@@ -131,7 +131,7 @@ mod tests {
         let show = |w: CutWindow| {
             let LetterCounts { letters, unknown, .. } = w.left_out;
             let left_out = if letters > 0 { format!("+{letters}/{unknown}") } else { String::new() };
-            format!("{}:{}{left_out}", w.chunk.start, w.chunk.len)
+            format!("{}:{}{left_out}", w.location.start, w.location.len)
         };
         windows(sequence, size).map(show).collect::<Vec<_>>().join(" ")
     }
@@ -178,10 +178,10 @@ mod tests {
                 let mut counted = 0;
                 let mut covered = 0;
                 for (index, window) in windows(&sequence, size).enumerate() {
-                    assert_eq!(window.chunk.index, index);
-                    assert!(window.chunk.len <= size && window.chunk.end() > covered);
-                    counted += window.chunk.len - window.overlap + window.left_out.letters as usize;
-                    covered = window.chunk.end();
+                    assert_eq!(window.location.index, index);
+                    assert!(window.location.len <= size && window.location.end() > covered);
+                    counted += window.location.len - window.overlap + window.left_out.letters as usize;
+                    covered = window.location.end();
                 }
                 assert_eq!(counted, sequence.len(), "{text} in windows of {size}");
             }

@@ -92,7 +92,7 @@ impl EmbeddingFiles {
                 ids.row(format_args!("{}", PlainField(orf)))
             }
             EmbeddingFiles::Safetensors(writer, _) => Ok(writer.write(orf, values)?),
-            EmbeddingFiles::Parquet(writer) => Ok(writer.row(orf, bases, values)?),
+            EmbeddingFiles::Parquet(writer) => Ok(writer.write_sequence(orf, bases, values)?),
         }
     }
 

@@ -22,10 +22,10 @@ use crate::pipeline::shape::{
     BuildGraph, EncoderShape, HEAD_CLASSES, HostCosts, MethodNames, MethodShape, StageNames,
 };
 use embeddings::EmbeddingFormat;
-use plimsoll_data::chunk::chunks;
-use plimsoll_data::intermediate::{chunk_name, orf_name, write_chunk, write_nucleotide, write_protein};
-use plimsoll_data::translate::{Orf, Scratch, orfs};
+use plimsoll_data::intermediate::{orf_name, window_name, write_nucleotide, write_protein, write_window};
+use plimsoll_data::translate::{Orf, OrfScratch, orfs};
 use plimsoll_data::weights::HubEnv;
+use plimsoll_data::window::record_windows;
 use plimsoll_models::{Encoder, HeadConfig, Output};
 use plimsoll_runtime::report::to_json;
 use plimsoll_runtime::session::bounds::bounds;
@@ -243,7 +243,7 @@ fn shape(options: &VirNucProOptions, encoders: [Encoder; 2], head: HeadConfig, l
         head: Some(head),
         length: length as u64,
         sequences: |tokens| bounds(tokens, 1).sequences,
-        window_lengths: |record, window| chunks(record, window).map(|chunk| chunk.len).collect(),
+        window_lengths: |record, window| record_windows(record, window).map(|window| window.len).collect(),
         sequences_of_window: None,
         names: MethodNames {
             stages: StageNames {
@@ -321,8 +321,8 @@ struct FrameWindows {
 
 impl WindowSource for FrameWindows {
     fn cut<'a>(&self, record: &'a [u8]) -> Box<dyn Iterator<Item = CutWindow> + 'a> {
-        let windows = chunks(record.len(), self.length);
-        Box::new(windows.map(|chunk| CutWindow { chunk, overlap: 0, left_out: LetterCounts::default() }))
+        let windows = record_windows(record.len(), self.length);
+        Box::new(windows.map(|location| CutWindow { location, overlap: 0, left_out: LetterCounts::default() }))
     }
 
     fn tokenizer(&self) -> Box<dyn WindowTokenizer> {
@@ -330,7 +330,7 @@ impl WindowSource for FrameWindows {
             dna: self.dna.clone(),
             protein: self.protein.clone(),
             writes_texts: self.writes_texts,
-            scratch: Scratch::default(),
+            scratch: OrfScratch::default(),
             name: String::new(),
         })
     }
@@ -355,7 +355,7 @@ struct FrameTokenizer {
     dna: Tokenizer,
     protein: Tokenizer,
     writes_texts: bool,
-    scratch: Scratch,
+    scratch: OrfScratch,
     /// Reused buffer for the names of windows and frames.
     name: String,
 }
@@ -367,12 +367,12 @@ impl WindowTokenizer for FrameTokenizer {
         batch: &mut WindowBatch,
     ) -> Result<WindowLetters, RuntimeError> {
         let WindowBases { record, cut, bases, is_journaled } = *window;
-        let index = cut.chunk.index;
+        let index = cut.location.index;
         let Self { dna, protein, writes_texts, scratch, name } = self;
         if *writes_texts {
-            chunk_name(record, index, name);
+            window_name(record, index, name);
             // Writing to a Vec cannot fail.
-            let _ = write_chunk(&mut batch.texts[0], name, bases);
+            let _ = write_window(&mut batch.texts[0], name, bases);
         }
         if is_journaled && !*writes_texts {
             return Ok(WindowLetters::default());

@@ -38,7 +38,7 @@ use crate::pipeline::queue::{SequenceResult, SequenceState};
 use crate::pipeline::record::RunRecord;
 use crate::pipeline::records::TEXTS;
 use plimsoll_data::atomic::AtomicFile;
-use plimsoll_data::intermediate::{chunk_name, orf_name};
+use plimsoll_data::intermediate::{orf_name, window_name};
 use plimsoll_data::number::NumpyF32;
 use plimsoll_data::translate::Frame;
 use plimsoll_setting::Setting;
@@ -106,7 +106,7 @@ pub(crate) struct VirNucProWriter {
     record: OpenRecord,
     /// Scores of the windows of that record.
     score: RecordScore,
-    /// Reused buffer for the name of a chunk.
+    /// Reused buffer for the name of a window.
     name: String,
     predictions: TableWriter,
     windows: TableWriter,
@@ -196,8 +196,8 @@ impl VirNucProWriter {
         let strand = consensus.best.strand();
         self.bed.row(format_args!("{chrom}\t{start}\t{end}\t{chrom}|{number}\t{score}\t{strand}"))?;
         if let Some(files) = &mut self.virnucpro {
-            chunk_name(record, index, &mut self.name);
-            files.chunk(&self.name, orfs, &consensus)?;
+            window_name(record, index, &mut self.name);
+            files.window(&self.name, orfs, &consensus)?;
         }
         Ok(())
     }
@@ -312,11 +312,11 @@ impl ResultsWriter for VirNucProWriter {
     }
 
     fn window(&mut self, window: &FinishedWindow<'_>) -> Result<(), OutputError> {
-        let FinishedWindow { record, chunk, sequences, .. } = *window;
+        let FinishedWindow { record, location, sequences, .. } = *window;
         if self.embeddings.is_some() {
             let mut name = String::new();
             for (orf, row) in window.rows() {
-                orf_name(record, chunk.index, frame_of(orf), &mut name);
+                orf_name(record, location.index, frame_of(orf), &mut name);
                 self.embedding(&name, orf.bases.into(), row)?;
             }
         }
@@ -326,16 +326,16 @@ impl ResultsWriter for VirNucProWriter {
                 SequenceState::Scored(scores) => orfs.push(OrfScore { frame: frame_of(orf), scores }),
                 SequenceState::Failed => {
                     let name = format!(" frame {}", frame_of(orf).name());
-                    self.common.note(&Note::failed(record, chunk, &name))?;
+                    self.common.note(&Note::failed(record, location, &name))?;
                 }
                 SequenceState::Waiting | SequenceState::Encoded => {}
             }
         }
         self.add_window(&ScoredWindow {
             record,
-            index: chunk.index,
-            start: chunk.start,
-            end: chunk.end(),
+            index: location.index,
+            start: location.start,
+            end: location.end(),
             orfs: &orfs,
         })
     }

@@ -2,7 +2,7 @@
 //! `prediction.py`: rows, their order and the format of numbers.
 //!
 //! `prediction_results.txt` has one row per open reading frame, in input order.
-//! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per chunk
+//! `prediction_results_highestscore.csv` is separated by tabs despite its name; it has one row per window
 //! (window) with a scored open reading frame, sorted by name as text (`_chunk_10` before `_chunk_2`).
 
 use super::verdict::{Consensus, label};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Name of the file with one row per open reading frame.
 pub(crate) const ROWS: &str = "prediction_results.txt";
-/// Name of the file with one row per chunk.
+/// Name of the file with one row per location.
 pub(crate) const CONSENSUS: &str = "prediction_results_highestscore.csv";
 
 /// Writer of both files.
@@ -41,8 +41,8 @@ impl VirNucProTables {
         })
     }
 
-    /// Adds the chunk `name`, which has at least one scored frame, with its consensus.
-    pub(crate) fn chunk(
+    /// Adds the location `name`, which has at least one scored frame, with its consensus.
+    pub(crate) fn window(
         &mut self,
         name: &str,
         orfs: &[OrfScore],
@@ -66,7 +66,7 @@ impl VirNucProTables {
     /// Sorts and writes the second file; returns both files, ready to be committed.
     ///
     /// # Errors
-    /// Two results for one chunk; a file that cannot be written or read.
+    /// Two results for one location; a file that cannot be written or read.
     pub(crate) fn finish(self) -> Result<[AtomicFile; 2], OutputError> {
         let mut table = TableWriter::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
         let mut last: Vec<u8> = Vec::new();

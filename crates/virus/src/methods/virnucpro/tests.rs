@@ -6,9 +6,9 @@ use crate::methods::virnucpro::{embeddings, intermediate, tables};
 use crate::output::NOTES;
 use crate::output::{RUN_RECORD, RecordText, reports};
 use crate::pipeline::record::SequenceCounts;
-use plimsoll_data::chunk::chunks;
 use plimsoll_data::outputs::{WrittenFile, WrittenFiles};
 use plimsoll_data::weights::Weights;
+use plimsoll_data::window::record_windows;
 use plimsoll_testing::Folder;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -67,7 +67,7 @@ fn goldens() -> PathBuf {
 }
 
 /// Open reading frames of a `prediction_results.txt` by record, in the order of the file, and by index of the
-/// chunk.
+/// window.
 type Rows = Vec<(String, BTreeMap<usize, Vec<OrfScore>>)>;
 
 /// Parses a `prediction_results.txt`.
@@ -75,25 +75,25 @@ fn parse(text: &str) -> Rows {
     let mut rows = Rows::new();
     for line in text.lines().skip(1) {
         let fields: Vec<&str> = line.split('\t').collect();
-        let (chunk, frame) = fields[0].split_at(fields[0].len() - 2);
-        let (record, number) = chunk.rsplit_once("_chunk_").unwrap();
+        let (window, frame) = fields[0].split_at(fields[0].len() - 2);
+        let (record, number) = window.rsplit_once("_chunk_").unwrap();
         let frame = Frame::ALL.into_iter().find(|f| f.name() == frame).unwrap();
         let scores = [fields[2].parse().unwrap(), fields[3].parse().unwrap()];
         if rows.last().is_none_or(|(id, _)| id != record) {
             rows.push((record.to_owned(), BTreeMap::new()));
         }
-        let chunks = &mut rows.last_mut().unwrap().1;
-        chunks.entry(number.parse::<usize>().unwrap() - 1).or_default().push(OrfScore { frame, scores });
+        let windows = &mut rows.last_mut().unwrap().1;
+        windows.entry(number.parse::<usize>().unwrap() - 1).or_default().push(OrfScore { frame, scores });
     }
     rows
 }
 
-/// Writes all records of `rows`, each with all chunks up to the last chunk that has a frame.
+/// Writes all records of `rows`, each with all chunks up to the last location that has a frame.
 fn replay(rows: &Rows, outputs: &mut VirNucProWriter) {
     for (id, chunks) in rows {
         let count = chunks.keys().max().unwrap() + 1;
         for index in 0..count {
-            let orfs = chunks.get(&index).map_or(&[][..], |orfs| orfs);
+            let orfs = windows.get(&index).map_or(&[][..], |orfs| orfs);
             let (start, end) = (10 * index, 10 * index + 10);
             outputs.add_window(&ScoredWindow { record: id, index, start, end, orfs }).unwrap();
         }
@@ -111,7 +111,7 @@ fn check_golden(length: usize) {
     let count = weights.tensor("scores").unwrap().shape()[0] as usize;
     let mut scores = vec![0.0; 2 * count];
     weights.read_f32("scores", 0..2 * count as u64, &mut scores).unwrap();
-    let orfs = rows.iter_mut().flat_map(|(_, chunks)| chunks.values_mut().flatten());
+    let orfs = rows.iter_mut().flat_map(|(_, windows)| windows.values_mut().flatten());
     let replaced = orfs.zip(scores.chunks_exact(2)).map(|(orf, s)| orf.scores = [s[0], s[1]]).count();
     assert_eq!(replaced, count);
 
@@ -381,8 +381,8 @@ fn a_run_of_nothing_has_headers() {
 fn a_long_virus_is_wrapped_as_it_is() {
     let sequence = b"acgtN".repeat(25);
     let (folder, _) = written(PLAIN, |outputs| {
-        for (index, chunk) in chunks(sequence.len(), 50).enumerate() {
-            let (start, end, orfs) = (chunk.start, chunk.end(), frames(&[[0.0, 1.0]]));
+        for (index, window) in record_windows(sequence.len(), 50).enumerate() {
+            let (start, end, orfs) = (window.start, window.end(), frames(&[[0.0, 1.0]]));
             outputs.add_window(&ScoredWindow { record: "v", index, start, end, orfs: &orfs }).unwrap();
         }
         assert_eq!(outputs.call(), Call::Virus);

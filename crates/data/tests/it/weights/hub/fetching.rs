@@ -183,9 +183,12 @@ fn a_broken_connection_goes_on_where_it_ended() {
 #[test]
 fn what_an_earlier_run_left_is_used_or_thrown_away() {
     let check = |test: &str, left: &[u8], ranges: bool, starts: &[Option<usize>]| {
-        let hub = Server::start(move |request, _| match ranges {
-            true => honest(request),
-            false => said(Reply { status: 200, body: weights(), ..Reply::default() }, &lfs(&weights())),
+        let hub = Server::start(move |request, _| {
+            if ranges {
+                honest(request)
+            } else {
+                said(Reply { status: 200, body: weights(), ..Reply::default() }, &lfs(&weights()))
+            }
         });
         let mut rig = Rig::new(test, &hub.address());
         rig.partial(left);
@@ -324,7 +327,8 @@ fn two_at_once_fetch_one_file_once() {
     let steps = Arc::new(Mutex::new(vec![]));
     let both: Vec<_> = (0..2)
         .map(|_| {
-            let (env, steps) = (rig.env.clone(), steps.clone());
+            let env = rig.env.clone();
+            let steps = steps.clone();
             thread::spawn(move || {
                 let mut repository = Repository::open("org/name", &env).expect("settings");
                 let mut told = |_: &str, _: u64, step| {
@@ -392,9 +396,12 @@ fn every_wait_of_a_fetch_can_be_ended() {
             lock.lock().expect("locked");
         }
         let start = Instant::now();
-        let mut told = |_: &str, _: u64, _| match start.elapsed() > Duration::from_millis(300) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        let mut told = |_: &str, _: u64, _| {
+            if start.elapsed() > Duration::from_millis(300) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
         };
         let error = rig.repository().fetch("weights.bin", &mut told).expect_err("it is stopped");
         assert!(message(&error).contains("the download was stopped"), "{name}: {}", message(&error));

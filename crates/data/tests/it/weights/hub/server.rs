@@ -73,13 +73,16 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port on loopback");
         let port = listener.local_addr().expect("an address").port();
         let server = Server { port, asked: Arc::default(), ended: Arc::default() };
-        let (asked, ended, answer) = (server.asked.clone(), server.ended.clone(), Arc::new(answer));
+        let asked = server.asked.clone();
+        let ended = server.ended.clone();
+        let answer = Arc::new(answer);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 if ended.load(Ordering::SeqCst) {
                     break;
                 }
-                let (asked, answer) = (asked.clone(), answer.clone());
+                let asked = asked.clone();
+                let answer = answer.clone();
                 // One thread per connection, so that a slow reply does not delay others.
                 thread::spawn(move || serve(&stream, &asked, &*answer));
             }
@@ -137,7 +140,8 @@ fn read(stream: &TcpStream) -> Option<Request> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next()?.ok()?;
     let mut words = first.split(' ').map(str::to_owned);
-    let (method, path) = (words.next()?, words.next()?);
+    let method = words.next()?;
+    let path = words.next()?;
     let headers = lines.map_while(Result::ok).take_while(|line| !line.is_empty());
     let headers = headers.filter_map(|line| {
         let (name, value) = line.split_once(':')?;

@@ -8,9 +8,9 @@
 
 use std::iter::FusedIterator;
 
-/// One window of a record.
+/// Location of a window in its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
+pub struct RecordWindow {
     /// Index of the window in the record, from 0. Names in files count from 1.
     pub index: usize,
     /// First base in the record, from 0.
@@ -19,7 +19,7 @@ pub struct Chunk {
     pub len: usize,
 }
 
-impl Chunk {
+impl RecordWindow {
     /// Returns the index one past the last base.
     pub fn end(&self) -> usize {
         self.start + self.len
@@ -35,22 +35,22 @@ impl Chunk {
 ///
 /// # Panics
 /// If `size` is 0.
-pub fn chunks(length: usize, size: usize) -> Chunks {
+pub fn record_windows(length: usize, size: usize) -> RecordWindows {
     assert!(size > 0, "a chunk has at least one base");
     let count = length.div_ceil(size);
     if count == 0 {
-        return Chunks { length, size, count, lo: 0, up_pairs: 0, next: 0 };
+        return RecordWindows { length, size, count, lo: 0, up_pairs: 0, next: 0 };
     }
     // R < size, so this cannot overflow for any length that a slice can have.
     let surplus = (size - length % size) % size;
     let lo = surplus / count;
     let need = surplus - lo * (count - 1);
-    Chunks { length, size, count, lo, up_pairs: need.min(count - 1), next: 0 }
+    RecordWindows { length, size, count, lo, up_pairs: need.min(count - 1), next: 0 }
 }
 
-/// The iterator that [`chunks`] returns.
+/// The iterator that [`record_windows`] returns.
 #[derive(Clone, Debug)]
-pub struct Chunks {
+pub struct RecordWindows {
     length: usize,
     size: usize,
     count: usize,
@@ -61,19 +61,19 @@ pub struct Chunks {
     next: usize,
 }
 
-impl Chunks {
+impl RecordWindows {
     /// Returns window `index`, in O(1).
-    fn get(&self, index: usize) -> Chunk {
+    fn get(&self, index: usize) -> RecordWindow {
         let overlaps = index * self.lo + index.min(self.up_pairs);
         let start = index * self.size - overlaps;
-        Chunk { index, start, len: self.size.min(self.length - start) }
+        RecordWindow { index, start, len: self.size.min(self.length - start) }
     }
 }
 
-impl Iterator for Chunks {
-    type Item = Chunk;
+impl Iterator for RecordWindows {
+    type Item = RecordWindow;
 
-    fn next(&mut self) -> Option<Chunk> {
+    fn next(&mut self) -> Option<RecordWindow> {
         if self.next == self.count {
             return None;
         }
@@ -86,8 +86,8 @@ impl Iterator for Chunks {
     }
 }
 
-impl ExactSizeIterator for Chunks {}
-impl FusedIterator for Chunks {}
+impl ExactSizeIterator for RecordWindows {}
+impl FusedIterator for RecordWindows {}
 
 #[cfg(test)]
 mod tests {
@@ -95,7 +95,8 @@ mod tests {
 
     /// Checks the windows against `expected`: "start:len" of every window.
     fn check(length: usize, size: usize, expected: &str) {
-        let found: Vec<String> = chunks(length, size).map(|c| format!("{}:{}", c.start, c.len)).collect();
+        let found: Vec<String> =
+            record_windows(length, size).map(|c| format!("{}:{}", c.start, c.len)).collect();
         assert_eq!(found.join(" "), expected, "L = {length}, C = {size}");
     }
 
@@ -120,7 +121,7 @@ mod tests {
 
     /// Checks long records: the count, the starts of the first and the last windows, the last length.
     fn check_long(length: usize, count: usize, starts: ([usize; 3], [usize; 2]), last: usize) {
-        let all: Vec<Chunk> = chunks(length, 500).collect();
+        let all: Vec<RecordWindow> = record_windows(length, 500).collect();
         assert_eq!(all.len(), count);
         assert!(all[..count - 1].iter().all(|c| c.len == 500), "L = {length}");
         assert_eq!([0, 1, 2].map(|i| all[i].start), starts.0);
@@ -154,11 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cover_every_base_for_every_length() {
+    fn windows_cover_every_base_for_every_length() {
         for size in [300, 500] {
             for length in 1..=60_000 {
                 let mut covered = 0;
-                for c in chunks(length, size) {
+                for c in record_windows(length, size) {
                     assert!(c.start <= covered && c.len > 0 && c.len <= size, "{length} {c:?}");
                     covered = c.end();
                 }
@@ -171,7 +172,7 @@ mod tests {
     fn the_closed_form_is_the_recurrence() {
         for size in [1, 2, 3, 7, 300, 500] {
             for length in (1..3000).chain(59_990..60_000) {
-                let found: Vec<_> = chunks(length, size).map(|c| (c.start, c.len)).collect();
+                let found: Vec<_> = record_windows(length, size).map(|c| (c.start, c.len)).collect();
                 assert_eq!(found, by_the_letter(length, size), "L = {length}, C = {size}");
             }
         }
@@ -179,7 +180,7 @@ mod tests {
 
     #[test]
     fn the_longest_slices_do_not_overflow() {
-        let c = chunks(isize::MAX as usize, 500);
+        let c = record_windows(isize::MAX as usize, 500);
         assert_eq!(c.get(c.len() - 1).end(), isize::MAX as usize);
     }
 }
