@@ -137,8 +137,8 @@ impl ResultsWriter for GcWriter {
             let name = Field(record.id);
             self.windows.row(format_args!(
                 "{name}\t{}\t{}\t{gc:.3}\t{prediction}{}",
-                window.start + 1,
-                window.end(),
+                location.start + 1,
+                location.end(),
                 self.common.source()
             ))?;
         }

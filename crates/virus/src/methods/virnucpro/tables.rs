@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// Name of the file with one row per open reading frame.
 pub(crate) const ROWS: &str = "prediction_results.txt";
-/// Name of the file with one row per location.
+/// Name of the file with one row per window.
 pub(crate) const CONSENSUS: &str = "prediction_results_highestscore.csv";
 
 /// Writer of both files.
@@ -41,7 +41,7 @@ impl VirNucProTables {
         })
     }
 
-    /// Adds the location `name`, which has at least one scored frame, with its consensus.
+    /// Adds the window `name`, which has at least one scored frame, with its consensus.
     pub(crate) fn window(
         &mut self,
         name: &str,
@@ -66,7 +66,7 @@ impl VirNucProTables {
     /// Sorts and writes the second file; returns both files, ready to be committed.
     ///
     /// # Errors
-    /// Two results for one location; a file that cannot be written or read.
+    /// Two results for one window; a file that cannot be written or read.
     pub(crate) fn finish(self) -> Result<[AtomicFile; 2], OutputError> {
         let mut table = TableWriter::create(&self.folder, CONSENSUS, "Modified_ID\tIs_Virus")?;
         let mut last: Vec<u8> = Vec::new();

@@ -88,10 +88,10 @@ fn parse(text: &str) -> Rows {
     rows
 }
 
-/// Writes all records of `rows`, each with all chunks up to the last location that has a frame.
+/// Writes all records of `rows`, each with all windows up to the last window that has a frame.
 fn replay(rows: &Rows, outputs: &mut VirNucProWriter) {
-    for (id, chunks) in rows {
-        let count = chunks.keys().max().unwrap() + 1;
+    for (id, windows) in rows {
+        let count = windows.keys().max().unwrap() + 1;
         for index in 0..count {
             let orfs = windows.get(&index).map_or(&[][..], |orfs| orfs);
             let (start, end) = (10 * index, 10 * index + 10);
