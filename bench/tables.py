@@ -8,20 +8,23 @@ for each row whose `ratio` is not the quotient of its two figures within their r
 """
 
 import json
+import re
 import sys
+import textwrap
 from decimal import Decimal
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Benchmarks
 
-`bench/tables.py` writes this file from `bench/results/*.json`; edit the JSON files. Both sides of a row alternate on one set of
-cores or one GPU in one run, with random weights that have the shapes of the real models. Figures are medians; a list has one
-figure for each run; ratios of single turns follow a ratio in parentheses. A ratio above 1 means that Plimsoll is faster; ratios
-of bytes are Plimsoll's bytes divided by the peer's. The share of the limit is relative to the rate that the device reaches in a
-bare loop or matmul, measured alternately with the work. A target is a rate that was to be reached; the table says if it was
-missed. "Recorded" is the date of the commit that added the figures. Set-up of the peers: [bench/README.md](bench/README.md).
-Explanations and failed experiments: [docs/decisions](docs/decisions/README.md).
+`bench/tables.py` writes this file from `bench/results/*.json`; edit the JSON files. Both sides of a row alternate on
+one set of cores or one GPU in one run, with random weights that have the shapes of the real models. Figures are
+medians; a list has one figure for each run; ratios of single turns follow a ratio in parentheses. A ratio above 1 means
+that Plimsoll is faster; ratios of bytes are Plimsoll's bytes divided by the peer's. The share of the limit is relative
+to the rate that the device reaches in a bare loop or matmul, measured alternately with the work. A target is a rate
+that was to be reached; the table says if it was missed. "Recorded" is the date of the commit that added the figures.
+Set-up of the peers: [bench/README.md](bench/README.md). Explanations and failed experiments:
+[docs/decisions](docs/decisions/README.md).
 """
 COLUMNS = ["work", "peer", "peer's figure", "ours", "unit", "ratio", "share of the limit", "target", "note"]
 # Units of time. Their ratio is the peer's figure divided by ours, so that a ratio above 1 always means faster.
@@ -60,6 +63,15 @@ def cells(row):
     return line | {"ratio": ratio}
 
 
+def wrapped(text, first="", rest=""):
+    """The text in lines of at most 120 characters. Short code, numbers with spaces and `a + b` stay on one line."""
+    glued = re.sub(r"`[^`]{1,80}`|\d(?: \d{3})+\b| \+ ", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.fill(
+        glued, 120, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    return lines.replace("\0", " ")
+
+
 def table(topic):
     rows = [cells(row) for row in topic["rows"]]
     names = [name for name in COLUMNS if any(row[name] for row in rows)]
@@ -76,7 +88,7 @@ def table(topic):
     facts = [f"`{topic['command']}`"] if topic.get("command") else []
     facts += [software] if software else []
     facts += [f"recorded {topic['date']}"] if topic.get("date") else []
-    below = [f"- {fact}" for fact in ["; ".join(facts), *topic.get("limits", [])] if fact]
+    below = [wrapped(fact, "- ", "  ") for fact in ["; ".join(facts), *topic.get("limits", [])] if fact]
     return "\n".join([f"### {topic['topic']}", *lines, "", *below]) + "\n"
 
 
@@ -90,7 +102,7 @@ def document():
     parts = [HEAD]
     for machine, topics in machines.items():
         hardware = dict.fromkeys(topic["hardware"] for topic in topics)
-        parts.append(f"## {machine}\n" + "\n".join(hardware) + "\n")
+        parts.append(f"## {machine}\n" + "\n".join(map(wrapped, hardware)) + "\n")
         parts += map(table, topics)
     return "\n".join(parts)
 
