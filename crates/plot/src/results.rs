@@ -5,17 +5,17 @@ use super::survey::{CALLS, OverviewStatistics, PredictionRow};
 use super::track::{RecordTrack, TrackWindow};
 use super::virnucpro::{self, VirNucProFolder};
 use crate::PlotError;
+use plimsoll_data::DataError;
 use plimsoll_data::table::{TableReader, share, whole};
 use plimsoll_data::translate::Frame;
-use plimsoll_data::{DataError, bounded};
-use plimsoll_runtime::RuntimeError;
 use plimsoll_virus::caller::Threshold;
-use plimsoll_virus::output::{Call, RUN_RECORD, RegionFacts, RegionReader, is_of};
+use plimsoll_virus::output::reader::{
+    RecordTables, ResultFolder, ResultFolderError, share_or_missing, window_bases,
+};
+use plimsoll_virus::output::{Call, PREDICTIONS, is_row_of};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const PREDICTIONS: &str = "predictions.tsv";
-const WINDOWS: &str = "windows.tsv";
 const FRAMES: &str = "prediction_results.txt";
 
 const RECORD_COLUMNS: [&str; 7] =
@@ -25,9 +25,6 @@ const WINDOW_COLUMNS: [&str; 9] =
 const CALLED_RECORD_COLUMNS: [&str; 5] = ["seq_name", "length", "n_windows", "virus_score", "prediction"];
 const CALLED_WINDOW_COLUMNS: [&str; 4] = ["seq_name", "start", "end", "virus_score"];
 const FRAME_COLUMNS: [&str; 3] = ["Sequence_ID", "score1", "score2"];
-
-/// Maximum size of run.json in bytes.
-const LONGEST_RECORD: u64 = 16 << 20;
 
 /// Properties of the run that pictures show.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,25 +56,15 @@ pub struct ResultsFolder {
 /// Program that wrote the results.
 enum ResultsSource {
     /// `predict`.
-    Ours(TableFacts),
+    Ours(ResultFolder),
     /// VirNucPro or virnucpro-broad.
     Original(VirNucProFolder),
-}
-
-/// Sizes of the tables of `predict`, as the run record states them.
-#[derive(Clone, Copy)]
-pub(super) struct TableFacts {
-    /// Number of rows of `predictions.tsv`.
-    records: u64,
-    /// Number of rows of `windows.tsv`.
-    windows: u64,
-    regions: RegionFacts,
 }
 
 impl ResultsFolder {
     /// Opens the folder by its run record, which means that the results are complete.
     pub fn open(folder: &Path) -> Result<Self, PlotError> {
-        let path = folder.join(RUN_RECORD);
+        let path = ResultFolder::run_record(folder);
         if !path.is_file() {
             // `predict` writes its run record last: tables without a run record belong to an interrupted
             // run.
@@ -97,32 +84,32 @@ impl ResultsFolder {
                 PlotError::NoResult { folder }
             });
         }
-        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(RuntimeError::io(&path))?;
-        let record: Option<Value> = serde_json::from_str(&text).ok();
-        let (about, counts) = record
-            .as_ref()
-            .ok_or("JSON")
-            .and_then(about)
-            .map_err(|missing| PlotError::NotARunRecord { path: path.clone(), missing })?;
-        Ok(ResultsFolder { folder: folder.to_owned(), about, source: ResultsSource::Ours(counts) })
+        let results = ResultFolder::open(folder).map_err(|error| match error {
+            ResultFolderError::NoFolder => PlotError::NoFolder { folder: folder.to_owned() },
+            ResultFolderError::NoRunRecord => PlotError::NoResult { folder: folder.to_owned() },
+            ResultFolderError::NotJson => PlotError::NotARunRecord { path: path.clone(), missing: "JSON" },
+            ResultFolderError::Unreadable(error) => error.into(),
+        })?;
+        let about = about(&results.run).map_err(|missing| PlotError::NotARunRecord { path, missing })?;
+        Ok(ResultsFolder { folder: folder.to_owned(), about, source: ResultsSource::Ours(results) })
     }
 
     /// Calls `see` for every record, in order.
     pub fn records(&self, mut see: impl FnMut(&PredictionRow)) -> Result<(), DataError> {
-        let facts = match &self.source {
-            ResultsSource::Ours(facts) => facts,
+        let folder = match &self.source {
+            ResultsSource::Ours(folder) => folder,
             ResultsSource::Original(original) => {
                 original.records(see);
                 return Ok(());
             }
         };
-        let mut rows = RecordRows::open(self, facts.regions)?;
+        let mut rows = RecordRows::open(folder, self.about.by_strand)?;
         let mut count = 0;
         while let Some(entry) = rows.next(count)? {
             see(&entry);
             count += 1;
         }
-        check_row_count(&rows.finish()?, count, facts.records)
+        rows.tables.finish(count, folder)
     }
 
     /// Returns the windows of the `chosen` records, which must be sorted by ordinal, and adds the scores of all
@@ -132,12 +119,12 @@ impl ResultsFolder {
         chosen: &[PredictionRow],
         survey: &mut OverviewStatistics,
     ) -> Result<Vec<RecordTrack>, DataError> {
-        let facts = match &self.source {
-            ResultsSource::Ours(facts) => facts,
+        let folder = match &self.source {
+            ResultsSource::Ours(folder) => folder,
             ResultsSource::Original(original) => return Ok(original.tracks(chosen, survey)),
         };
-        let mut records = RecordRows::open(self, facts.regions)?;
-        let mut windows = WindowRows::open(&self.folder, self.about.by_strand)?;
+        let mut records = RecordRows::open(folder, self.about.by_strand)?;
+        let mut windows = WindowRows::open(folder, self.about.by_strand)?;
         let mut tracks: Vec<RecordTrack> = vec![];
         let mut ordinal = 0;
         let mut count = 0;
@@ -160,7 +147,7 @@ impl ResultsFolder {
                 if !self.about.by_strand {
                     record.scored = drawn.iter().filter(|window| window.score.is_some()).count() as u64;
                 }
-                if let Some(regions) = &records.regions {
+                if let Some(regions) = &records.tables.regions {
                     regions.place_second_mate(cursor.before, record.length, &mut record.regions)?;
                 }
                 tracks.push(RecordTrack {
@@ -170,58 +157,35 @@ impl ResultsFolder {
                 });
             }
         }
-        check_row_count(windows.finish()?, count, facts.windows)?;
+        folder.check_window_count(windows.finish()?, count)?;
         Ok(tracks)
     }
 }
 
-/// Checks the number of rows of a table, which detects truncation between two rows.
-fn check_row_count(table: &TableReader, found: u64, expected: u64) -> Result<(), DataError> {
-    if found == expected {
-        return Ok(());
-    }
-    let text = format!(
-        "{found} rows, {RUN_RECORD} says {expected}; the table is incomplete or belongs to \
-        another run"
-    );
-    Err(table.error(text))
-}
-
 /// Readers of the table of records, and of that of regions if there is one.
 struct RecordRows {
-    records: TableReader,
-    regions: Option<RegionReader>,
+    tables: RecordTables,
     by_strand: bool,
 }
 
 impl RecordRows {
-    fn open(results: &ResultsFolder, facts: RegionFacts) -> Result<Self, DataError> {
-        let folder = &results.folder;
-        let by_strand = results.about.by_strand;
+    fn open(folder: &ResultFolder, by_strand: bool) -> Result<Self, DataError> {
         let columns = if by_strand { &RECORD_COLUMNS[..] } else { &CALLED_RECORD_COLUMNS[..] };
-        let records = TableReader::open(&folder.join(PREDICTIONS), columns)?;
-        let regions = RegionReader::open(folder, facts)?;
-        Ok(Self { records, regions, by_strand })
+        Ok(Self { tables: folder.records(columns)?, by_strand })
     }
 
     /// Reads the next record, which is row `ordinal`, and its regions.
     fn next(&mut self, ordinal: u64) -> Result<Option<PredictionRow>, DataError> {
         let row = if self.by_strand {
-            self.records.next(|cells| entry(ordinal, cells))?
+            self.tables.records.next(|cells| entry(ordinal, cells))?
         } else {
-            self.records.next(|cells| called_entry(ordinal, cells))?
+            self.tables.records.next(|cells| called_entry(ordinal, cells))?
         };
         let Some(mut row) = row else { return Ok(None) };
-        if let Some(regions) = &mut self.regions {
+        if let Some(regions) = &mut self.tables.regions {
             regions.take(&row.id, row.length, &mut row.regions)?;
         }
         Ok(Some(row))
-    }
-
-    /// Checks that no region is left; returns the table of records.
-    fn finish(self) -> Result<TableReader, DataError> {
-        self.regions.as_ref().map_or(Ok(()), RegionReader::expect_end)?;
-        Ok(self.records)
     }
 }
 
@@ -234,13 +198,12 @@ enum WindowRows {
 }
 
 impl WindowRows {
-    fn open(folder: &Path, by_strand: bool) -> Result<Self, DataError> {
-        let path = folder.join(WINDOWS);
+    fn open(folder: &ResultFolder, by_strand: bool) -> Result<Self, DataError> {
         if !by_strand {
-            return Ok(Self::Called(TableReader::open(&path, &CALLED_WINDOW_COLUMNS)?));
+            return Ok(Self::Called(folder.windows(&CALLED_WINDOW_COLUMNS)?));
         }
-        let windows = TableReader::open(&path, &WINDOW_COLUMNS)?;
-        let frames = folder.join(FRAMES);
+        let windows = folder.windows(&WINDOW_COLUMNS)?;
+        let frames = folder.path.join(FRAMES);
         let frames = frames.exists().then(|| TableReader::open(&frames, &FRAME_COLUMNS)).transpose()?;
         Ok(Self::ByStrand { windows, frames })
     }
@@ -294,7 +257,7 @@ impl WindowRows {
 }
 
 /// Reads a run record. `Err` names a missing key.
-pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str> {
+pub(super) fn about(record: &Value) -> Result<About, &'static str> {
     let parameters = &record["identity"]["parameters"];
     let counts = &record["counts"];
     let made_by = format!("plimsoll {}", record["plimsoll"].as_str().ok_or("`plimsoll`")?);
@@ -316,12 +279,10 @@ pub(super) fn about(record: &Value) -> Result<(About, TableFacts), &'static str>
         by_strand,
         length: parameters["length"].as_u64().ok_or("`length`")?,
     };
-    let counts = TableFacts {
-        records: counts["records"].as_u64().ok_or("`counts.records`")?,
-        windows: counts["windows"].as_u64().ok_or("`counts.windows`")?,
-        regions: RegionFacts::of_run(record),
-    };
-    Ok((about, counts))
+    // The numbers of rows of the tables are checked against these counts.
+    counts["records"].as_u64().ok_or("`counts.records`")?;
+    counts["windows"].as_u64().ok_or("`counts.windows`")?;
+    Ok(about)
 }
 
 /// The last part of a path in the run record.
@@ -340,7 +301,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
         windows: whole("n_windows", windows)?,
         scored: whole("n_scored", scored)?,
         virus: known(virus).map(|text| whole("n_virus", text)).transpose()?,
-        score: known(score).map(|text| share("virus_score", text)).transpose()?,
+        score: share_or_missing("virus_score", score)?,
         call: called(call)?,
         regions: vec![],
     };
@@ -360,7 +321,7 @@ fn entry(ordinal: u64, cells: [&str; 7]) -> Result<PredictionRow, String> {
 fn called_entry(ordinal: u64, cells: [&str; 5]) -> Result<PredictionRow, String> {
     let [id, length, windows, score, call] = cells;
     let windows = whole("n_windows", windows)?;
-    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
+    let score = share_or_missing("virus_score", score)?;
     let call = called(call)?;
     if score.is_none() && matches!(call, Call::Virus | Call::Other) {
         return Err("the columns contradict each other: virus_score, prediction".to_owned());
@@ -398,7 +359,7 @@ fn called_window(
 ) -> Result<TrackWindow, String> {
     let [id, start, end, score] = cells;
     if id != cursor.sequence {
-        if !is_of(id, &record.id, true) {
+        if !is_row_of(id, &record.id, true) {
             return Err(other_run("a window", record));
         }
         *cursor = RecordCursor { sequence: id.to_owned(), before: cursor.end, end: cursor.end };
@@ -410,7 +371,7 @@ fn called_window(
         return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
     };
     cursor.end = last;
-    let score = known(score).map(|text| share("virus_score", text)).transpose()?;
+    let score = share_or_missing("virus_score", score)?;
     let call = match score {
         Some(score) if score >= 0.5 => Call::Virus,
         Some(_) => Call::Other,
@@ -433,11 +394,7 @@ fn window(record: &PredictionRow, number: u64, cells: [&str; 9]) -> Result<(Trac
     if id != record.id || whole("window", window)? != number {
         return Err(other_run(&format!("window {number}"), record));
     }
-    let start = whole("start", start)?;
-    let end = whole("end", end)?;
-    if start == 0 || end < start || end > record.length {
-        return Err(format!("bases {start} to {end} are not in a record of {}", record.length));
-    }
+    let [start, end] = window_bases(start, end, record.length)?;
     let score = match (known(other), known(virus)) {
         (Some(other), Some(virus)) => {
             Some(virus_score(share("score_other", other)?, share("score_virus", virus)?)?)

@@ -39,13 +39,13 @@ const MOST_CLASSES: usize = 20;
 
 /// Reads the results and composes the page.
 pub fn page(mut results: PredictionResults, title: Option<&str>) -> Result<HtmlPage, DataError> {
-    let mut survey = PageStatistics::new(results.at, measured_lengths(&results.run));
+    let mut survey = PageStatistics::new(results.at, measured_lengths(&results.folder.run));
     results.records(|row| survey.add(row))?;
     let tracks = read_tracks(&results, &survey)?;
     let notes = notes(&results)?;
     let viruses = viruses(&results)?;
 
-    let run = &results.run;
+    let run = &results.folder.run;
     let inputs: Vec<String> = run["inputs"].as_array().into_iter().flatten().filter_map(file_name).collect();
     let title = match title {
         Some(title) => Name(title).to_string(),
@@ -98,7 +98,7 @@ pub fn page(mut results: PredictionResults, title: Option<&str>) -> Result<HtmlP
 
 /// Summary below the title: input, model, date and counts.
 fn lead(results: &PredictionResults, survey: &PageStatistics, untrained: bool) -> String {
-    let run = &results.run;
+    let run = &results.folder.run;
     let mut parts = vec![format!("{} records", grouped(survey.records))];
     let models = ["caller", "head"].into_iter().find_map(|key| file_name(&run["models"][key]));
     parts.extend(models.map(|model| format!("model {}", escape(&model))));
@@ -141,7 +141,7 @@ fn viruses(results: &PredictionResults) -> Result<String, DataError> {
     const HEADINGS: [&str; 8] = ["Name", "Kind", "Start", "End", "Length", "Reaches", "Virus score", "FDR"];
     let mut rows = String::new();
     let mut total = 0;
-    results.viruses(|cells| {
+    results.folder.viruses(|cells| {
         total += 1;
         if total <= MOST_VIRUSES {
             let cells = cells.map(|cell| format!("<td>{}</td>", escape(&Name(cell).to_string())));
@@ -205,7 +205,7 @@ fn overview(results: &PredictionResults, survey: &PageStatistics) -> String {
         cards += &card("", "Expected false calls", &decimal(survey.expected_false, 1), &detail);
     }
     let mut charts = String::new();
-    let threshold = threshold(&results.run);
+    let threshold = threshold(&results.folder.run);
     if survey.scored > 0 {
         let ticks =
             [0.0, 0.25, 0.5, 0.75, 1.0].map(|score| AxisLabel { position: score, text: decimal(score, 2) });
@@ -416,7 +416,7 @@ fn track(results: &PredictionResults, record: &TrackRecord, steps: Vec<CourseSte
     };
     let label = format!("Virus score of {windows} windows along {}", record.name);
     let length = record.length;
-    let course = Course { length, steps, regions, threshold: threshold(&results.run), label };
+    let course = Course { length, steps, regions, threshold: threshold(&results.folder.run), label };
     format!(
         "<figure>\n<figcaption><h3>{}</h3><p>{call}, score {:.4}, {} bases, {} windows</p></figcaption>\n{}{below}</figure>\n",
         escape(&record.name),
@@ -531,7 +531,7 @@ fn rows_note(selection: &Selection, row_count: usize, has_regions: bool) -> Stri
 
 /// The section on wrong calls: expected and measured error rates.
 fn errors(results: &PredictionResults, survey: &PageStatistics) -> String {
-    let run = &results.run;
+    let run = &results.folder.run;
     let rows = run["calling"]["calibration"]["lengths"].as_array().map(Vec::as_slice).unwrap_or_default();
     if results.form == TableForm::VirNucPro || rows.is_empty() {
         return "<p>The run record states no measured error rates: the scores of this model are not calibrated. A score orders \
@@ -626,7 +626,7 @@ fn threshold(run: &Value) -> Option<f64> {
 
 /// Parameters, versions, inputs and models.
 fn facts(results: &PredictionResults) -> String {
-    let run = &results.run;
+    let run = &results.folder.run;
     let mut facts: Vec<(String, String)> = vec![("version".to_owned(), text(&run["plimsoll"]))];
     let inputs: Vec<String> = run["inputs"].as_array().into_iter().flatten().map(text).collect();
     facts.push(("input".to_owned(), some_of(&inputs, 10)));
@@ -665,7 +665,7 @@ fn notes(results: &PredictionResults) -> Result<String, DataError> {
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     let mut rows = String::new();
     let mut total = 0;
-    results.notes(|cells| {
+    results.folder.notes(|cells| {
         let cells = cells.map(|cell| Name(cell).to_string());
         // The kinds are a small set; a file with more is cut, so that memory stays bounded.
         if kinds.len() < MOST_NOTES || kinds.contains_key(&cells[1]) {

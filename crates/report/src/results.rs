@@ -3,25 +3,15 @@
 
 use crate::ReportError;
 use crate::columns::{CALLS, ColumnKind, ResultColumn, TableForm, column};
+use plimsoll_data::DataError;
 use plimsoll_data::printable::Name;
-use plimsoll_data::table::{TableReader, share, whole};
-use plimsoll_data::{DataError, bounded};
-use plimsoll_runtime::RuntimeError;
+use plimsoll_data::table::{TableReader, whole};
 use plimsoll_setting::Command;
-use plimsoll_virus::output::{REGIONS, RegionFacts, RegionReader, RegionRow, VIRUSES, is_of};
+use plimsoll_virus::output::reader::{ResultFolder, ResultFolderError, share_or_missing, window_bases};
+use plimsoll_virus::output::{PREDICTIONS, REGIONS, RegionRow, is_row_of};
 use serde_json::Value;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::UNIX_EPOCH;
-
-/// Name of the run record; `predict` writes it last, so results next to it are complete.
-const RUN_RECORD: &str = "run.json";
-const PREDICTIONS: &str = "predictions.tsv";
-const WINDOWS: &str = "windows.tsv";
-const NOTES: &str = "notes.tsv";
-
-/// Maximum bytes of `run.json`, which has about 10 kB.
-const LONGEST_RECORD: u64 = 16 << 20;
 
 /// Maximum number of different words in a column of words.
 const MOST_WORDS: usize = 256;
@@ -34,9 +24,8 @@ pub const REGION_COUNT: &str = "n_regions";
 
 /// A folder of results.
 pub struct PredictionResults {
-    folder: PathBuf,
-    /// Content of `run.json`.
-    pub run: Value,
+    /// The folder with its run record.
+    pub folder: ResultFolder,
     /// Time of the last change of `run.json`, in seconds since 1970.
     pub changed: Option<u64>,
     /// Form of the tables.
@@ -99,20 +88,12 @@ pub struct WindowScore {
 impl PredictionResults {
     /// Opens the folder by its run record, and reads the header of `predictions.tsv`.
     pub fn open(folder: &Path) -> Result<Self, ReportError> {
-        let path = folder.join(RUN_RECORD);
-        let text = bounded::read_text(&path, LONGEST_RECORD).map_err(|error| match error.kind() {
-            ErrorKind::NotFound if !folder.exists() => ReportError::NoFolder { folder: folder.to_owned() },
-            ErrorKind::NotFound | ErrorKind::NotADirectory => {
-                ReportError::NoResult { folder: folder.to_owned() }
-            }
-            _ => RuntimeError::io(&path)(error).into(),
-        })?;
-        let run = parse_run_record(&text)
-            .map_err(|missing| ReportError::NotARunRecord { path: path.clone(), missing })?;
-        let changed = path.metadata().and_then(|facts| facts.modified()).ok();
+        let results = ResultFolder::open(folder).map_err(|error| open_error(folder, error))?;
+        check_run_record(&results.run).map_err(|missing| not_a_run_record(folder, missing))?;
+        let changed = ResultFolder::run_record(folder).metadata().and_then(|facts| facts.modified()).ok();
         let changed = changed.and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map(|time| time.as_secs());
 
-        let table = TableReader::open_all(&folder.join(PREDICTIONS))?;
+        let table = results.all_record_columns()?;
         let form = if table.names().iter().any(|name| name == "n_scored") {
             TableForm::VirNucPro
         } else {
@@ -149,14 +130,14 @@ impl PredictionResults {
             columns.push(ResultColumn::new(REGION_COUNT, "Regions", ColumnKind::Count, help));
             words.push(vec![]);
         }
-        let folder = folder.to_owned();
-        Ok(PredictionResults { folder, run, changed, form, columns, unknown, words, at, has_regions })
+        Ok(PredictionResults { folder: results, changed, form, columns, unknown, words, at, has_regions })
     }
 
     /// Calls `see` for every record, in order.
     pub fn records(&mut self, mut see: impl FnMut(&RecordValues)) -> Result<(), DataError> {
-        let mut table = self.predictions()?;
-        let mut regions = RegionReader::open(&self.folder, RegionFacts::of_run(&self.run))?;
+        let keys: Vec<&str> = self.columns.iter().map(|column| column.key.as_str()).collect();
+        // The table does not have the column that the report adds.
+        let mut tables = self.folder.records(keys.strip_suffix(&[REGION_COUNT]).unwrap_or(&keys))?;
         let mut values = vec![f64::NAN; self.columns.len()];
         let mut found = vec![];
         let mut ordinal = 0;
@@ -164,7 +145,7 @@ impl PredictionResults {
             let columns = &self.columns;
             let words = &mut self.words;
             let at = self.at;
-            let name = table.next_row(|cells| {
+            let name = tables.records.next_row(|cells| {
                 for (place, (cell, column)) in cells.iter().zip(columns).enumerate() {
                     values[place] = value(column, cell, &mut words[place], place == at.call)?;
                 }
@@ -177,7 +158,7 @@ impl PredictionResults {
                 Ok(cells[at.name].to_owned())
             })?;
             let Some(name) = name else { break };
-            if let Some(regions) = &mut regions {
+            if let Some(regions) = &mut tables.regions {
                 regions.take(&name, values[at.length] as u64, &mut found)?;
             }
             if let Some(place) = at.regions {
@@ -186,45 +167,24 @@ impl PredictionResults {
             see(&RecordValues { ordinal, name: &name, values: &values, regions: &found });
             ordinal += 1;
         }
-        if let Some(regions) = &mut regions {
-            regions.expect_end()?;
-        }
-        check_row_count(&table, ordinal, &self.run["counts"]["records"])
-    }
-
-    /// Calls `see` for every row of the table of viruses and proviruses, in order, with its name, kind, start, end, length, ends
-    /// of the record that it reaches, score and false discovery rate. Results without the table have no rows.
-    pub fn viruses(&self, mut see: impl FnMut([&str; 8])) -> Result<(), DataError> {
-        let path = self.folder.join(VIRUSES);
-        if !path.exists() {
-            return Ok(());
-        }
-        let columns = ["seq_name", "kind", "start", "end", "length", "reaches", "virus_score", "fdr"];
-        let mut table = TableReader::open(&path, &columns)?;
-        while let Some(()) = table.next(|cells: [&str; 8]| {
-            see(cells);
-            Ok(())
-        })? {}
-        Ok(())
+        tables.finish(ordinal, &self.folder)
     }
 
     /// Calls `see` for every window, in order, with the row number of its record and the number of windows of the
     /// record. Returns false if there is no table of windows.
     pub fn windows(&self, mut see: impl FnMut(u64, u64, WindowScore)) -> Result<bool, DataError> {
-        let path = self.folder.join(WINDOWS);
-        if !path.exists() {
+        if !self.folder.has_windows() {
             return Ok(false);
         }
-        let mut records =
-            TableReader::open(&self.folder.join(PREDICTIONS), &["seq_name", "length", "n_windows"])?;
+        let mut records = self.folder.record_columns(&["seq_name", "length", "n_windows"])?;
         let scores: &[&str] = match self.form {
             TableForm::VirNucPro => &["seq_name", "start", "end", "score_other", "score_virus"],
             TableForm::Caller => &["seq_name", "start", "end", "virus_score"],
         };
-        let mut windows = TableReader::open(&path, scores)?;
+        let mut windows = self.folder.windows(scores)?;
         let mut ordinal = 0;
         let mut count = 0;
-        let paired = self.is_paired();
+        let paired = self.folder.is_paired();
         while let Some((name, length, number)) = records.next(|[name, length, windows]| {
             Ok((name.to_owned(), whole("length", length)?, whole("n_windows", windows)?))
         })? {
@@ -236,54 +196,32 @@ impl PredictionResults {
             ordinal += 1;
         }
         windows.expect_end()?;
-        check_row_count(&windows, count, &self.run["counts"]["windows"])?;
+        self.folder.check_window_count(&windows, count)?;
         Ok(true)
     }
+}
 
-    /// Calls `see` for every note, in order, with its cells: record, kind, detail, action.
-    pub fn notes(&self, mut see: impl FnMut([&str; 4])) -> Result<(), DataError> {
-        let path = self.folder.join(NOTES);
-        if !path.exists() {
-            return Ok(());
-        }
-        let mut table = TableReader::open(&path, &["seq_name", "kind", "detail", "action"])?;
-        while let Some(()) = table.next(|cells: [&str; 4]| {
-            see(cells);
-            Ok(())
-        })? {}
-        Ok(())
-    }
-
-    /// Whether records are pairs of mates, whose windows have the names of the mates.
-    fn is_paired(&self) -> bool {
-        RegionFacts::of_run(&self.run).paired
-    }
-
-    /// Opens the table of records, with the known columns.
-    fn predictions(&self) -> Result<TableReader, DataError> {
-        let path = self.folder.join(PREDICTIONS);
-        let keys: Vec<&str> = self.columns.iter().map(|column| column.key.as_str()).collect();
-        TableReader::open(&path, keys.strip_suffix(&[REGION_COUNT]).unwrap_or(&keys))
+/// The error for a folder that cannot be opened as results.
+fn open_error(folder: &Path, error: ResultFolderError) -> ReportError {
+    match error {
+        ResultFolderError::NoFolder => ReportError::NoFolder { folder: folder.to_owned() },
+        ResultFolderError::NoRunRecord => ReportError::NoResult { folder: folder.to_owned() },
+        ResultFolderError::NotJson => not_a_run_record(folder, "JSON"),
+        ResultFolderError::Unreadable(error) => error.into(),
     }
 }
 
-/// Checks the number of rows of a table, which detects truncation between two rows.
-fn check_row_count(table: &TableReader, found: u64, expected: &Value) -> Result<(), DataError> {
-    match expected.as_u64() {
-        Some(expected) if expected != found => Err(table.error(format!(
-            "{found} rows, {RUN_RECORD} says {expected}; the table is incomplete or belongs to another run"
-        ))),
-        _ => Ok(()),
-    }
+/// The error for a `run.json` without `missing`, which every run record of a prediction has.
+fn not_a_run_record(folder: &Path, missing: &'static str) -> ReportError {
+    ReportError::NotARunRecord { path: ResultFolder::run_record(folder), missing }
 }
 
-/// Parses a run record; `Err` names the missing key.
-fn parse_run_record(text: &str) -> Result<Value, &'static str> {
-    let run: Value = serde_json::from_str(text).map_err(|_| "JSON")?;
+/// Checks that a run record has the keys of a prediction; `Err` names the missing key.
+fn check_run_record(run: &Value) -> Result<(), &'static str> {
     run["plimsoll"].as_str().ok_or("`plimsoll`")?;
     run["inputs"].as_array().ok_or("`inputs`")?;
     run["counts"]["records"].as_u64().ok_or("`counts.records`")?;
-    Ok(run)
+    Ok(())
 }
 
 /// Index of the column named `key`.
@@ -327,15 +265,11 @@ fn value(column: &ResultColumn, cell: &str, words: &mut Vec<String>, is_call: bo
 /// Parses a window of the record `name` of `length` bases: name, first and last base, and either its score, or its
 /// scores of "other" and "virus".
 fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<WindowScore, String> {
-    if !is_of(cells[0], name, paired) {
+    if !is_row_of(cells[0], name, paired) {
         let text = format!("expected a window of '{}' as in {PREDICTIONS}", Name(name));
         return Err(format!("{text}; the tables are incomplete or belong to different runs"));
     }
-    let start = whole("start", cells[1])?;
-    let end = whole("end", cells[2])?;
-    if start == 0 || end < start || end > length {
-        return Err(format!("bases {start} to {end} are not in a record of {length}"));
-    }
+    let [start, end] = window_bases(cells[1], cells[2], length)?;
     let score = match cells[3..] {
         [other, virus] => {
             let other = share_or_nan("score_other", other)?;
@@ -353,5 +287,5 @@ fn window(name: &str, length: u64, paired: bool, cells: &[&str]) -> Result<Windo
 
 /// Parses a number from 0 to 1; NaN for `NA`.
 fn share_or_nan(column: &str, cell: &str) -> Result<f64, String> {
-    if cell == "NA" { Ok(f64::NAN) } else { share(column, cell) }
+    Ok(share_or_missing(column, cell)?.unwrap_or(f64::NAN))
 }

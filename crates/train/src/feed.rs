@@ -221,7 +221,8 @@ impl TrainFeed {
         }
         match self {
             Self::Tokens(feed) => {
-                let position: DataPosition = serde_json::from_value(position.clone()).map_err(damaged_position)?;
+                let position: DataPosition =
+                    serde_json::from_value(position.clone()).map_err(damaged_position)?;
                 feed.train = Some(feed.dataset.stream(Split::Train, &position)?);
             }
             Self::Rows(feed) => {

@@ -724,8 +724,14 @@ impl PlanCommand {
 }
 
 /// The timeline of a model's step with its budget and the memory of the process outside the plan.
-fn planned_step(model: &str, timeline: timeline::Timeline, budget: Bytes, process: Bytes) -> Planned {
-    Planned { title: model.to_owned(), timeline, budget: Some(budget.0), process: process.0, measured: None }
+fn planned_step(model: &str, timeline: timeline::Timeline, budget: Bytes, process: Bytes) -> PlannedTimeline {
+    PlannedTimeline {
+        title: model.to_owned(),
+        timeline,
+        budget: Some(budget.0),
+        process: process.0,
+        measured: None,
+    }
 }
 
 /// The executable of this process.
