@@ -187,6 +187,9 @@ impl PoolState {
             }
             core::hint::spin_loop();
         }
+        // Set before the gate is read, while a worker leaves the gate before it reads the flag. Both are
+        // sequentially consistent, so the caller sees that the worker has left, or the worker sees the flag;
+        // with weaker orderings neither might, and the caller would wait forever.
         self.caller_waits.store(true, SeqCst);
         let mut guard = ignore_poison(self.lock.lock());
         while self.has_workers_inside() {
@@ -236,6 +239,9 @@ impl PoolState {
             core::hint::spin_loop();
         }
         let mut guard = ignore_poison(self.lock.lock());
+        // As in `close`: counted before the gate is read, while `open` opens the gate before it reads the
+        // count. Otherwise this thread could see a closed gate and `open` no sleeper, and the thread would
+        // sleep through the run.
         self.asleep.fetch_add(1, SeqCst);
         let found = loop {
             if self.stop.load(SeqCst) {

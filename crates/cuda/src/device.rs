@@ -464,6 +464,7 @@ impl Device for CudaDevice {
         match to.space {
             Space::Device => {
                 self.context.enter()?;
+                // Launches that were enqueued before may still read what the copy overwrites.
                 self.context.order(self.context.stream, self.context.inward)?;
                 self.send(to.at, bytes)
             }

@@ -66,6 +66,8 @@ impl Graphs {
         others.for_each(|(_, step)| forget(context, step));
         let api = context.api;
         let stream = context.stream;
+        // Each GPU of a process is driven by a thread of its own. In the global mode, a call such as a memory
+        // allocation by the thread of another GPU would fail while this one captures.
         let mode = cu::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive, and no capture is active in it.
         api.check("cuStreamBeginCapture", unsafe { (api.cuStreamBeginCapture_v2)(stream, mode) })?;

@@ -205,8 +205,7 @@ fn add_headers(text: &str, headers: &mut Vec<KernelHeader>) {
 const CONSTANTS: usize = 12;
 
 /// A kernel: a `__global__` function of a file, compiled with constants (preprocessor macros). The first constant is
-/// always
-/// `TYPE`, the element type as a number (see `code`).
+/// always `TYPE`, the element type as a number (see `code`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// The file that defines the kernel.

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// An opened compute device with the memory of one program: an arena in which its kernels compute, and, if the program
 /// needs them, pinned host memory and a scratch file.
 pub trait Device: Send {
-    /// What the device is, and how it computes.
+    /// Returns the properties of the device.
     fn info(&self) -> DeviceInfo;
 
     /// Allocates the memory of a program. A second call resizes the arena, in place if the device can; all content is
@@ -73,7 +73,7 @@ pub trait Device: Send {
     fn tracer(&mut self) -> &mut dyn Tracer;
 }
 
-/// What a device is, and how it computes.
+/// Properties of a device: its kernels, its limits and its arithmetic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Name, for the run record.

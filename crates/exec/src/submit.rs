@@ -145,6 +145,8 @@ impl Executor {
                 continue;
             };
             let bytes = Bytes(DType::F32.size() * values as u64);
+            // All outputs of a step have the same id. Their copies run in order in one queue, so completing the
+            // id, which waits for the copy that was started last, completes all of them.
             let transfer = Transfer { id, from: arena, to: host, bytes, order: TransferOrder::AfterLaunches };
             let device = self.device_mut();
             device.start(&Transfer::in_arena(at.at, arena.at, bytes))?;

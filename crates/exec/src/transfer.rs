@@ -16,7 +16,7 @@ pub struct Transfer {
     pub to: Location,
     /// Number of bytes.
     pub bytes: Bytes,
-    /// What the copy waits for.
+    /// Earlier work that the copy waits for.
     pub order: TransferOrder,
 }
 
@@ -33,7 +33,7 @@ impl Transfer {
     }
 }
 
-/// What a transfer waits for.
+/// Earlier work that a transfer waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferOrder {
     /// All launches, and all transfers that were waited for, before its start.

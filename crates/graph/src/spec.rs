@@ -355,6 +355,8 @@ pub enum Role {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Space {
+    // In the order of their distance from the kernels: the scheduler compares spaces to tell fetches from stores,
+    // and passes take the farther of two with `max`.
     /// The arena in which kernels read and write: memory of the GPU, or host memory on a CPU.
     #[default]
     Device,

@@ -352,6 +352,9 @@ impl<'a> Scheduler<'a> {
             while let Some(&next) = self.fetches.get(&queue).and_then(VecDeque::front) {
                 let ahead = self.bytes_ahead.get(&queue).copied().unwrap_or(0);
                 let fits = ahead.saturating_add(self.bytes(next)) <= self.window;
+                // The fetches behind it are not tried: they would take its place in the window, although they
+                // are read later. A fetch larger than the window never fits; its reader starts it
+                // (`wait_for_inputs`).
                 if !fits || !self.is_available(next) {
                     break;
                 }

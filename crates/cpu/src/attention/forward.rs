@@ -354,6 +354,9 @@ impl<E: Element> ForwardBlock<'_, E> {
                     // SAFETY: as above.
                     unsafe { s.store(at, v) };
                 }
+                // `max` returns its second operand for NaN: in this order a NaN leaves the maximum unchanged,
+                // and reaches the row's sum through `exp`. In the other order the next score would replace the
+                // maximum of all before.
                 *top = s.max(v, *top);
             }
         }

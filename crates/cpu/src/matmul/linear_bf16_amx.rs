@@ -66,7 +66,7 @@ pub(crate) const LONGEST_GATED: usize = SHORT * STEP;
 
 const _: () = assert!(SHORT <= DEPTH && plimsoll_plan::LONGEST_GATED as usize == LONGEST_GATED);
 
-/// What kind of linear layer the operands are.
+/// Kind of a linear layer: the element type of its operands, and whether it is gated.
 #[derive(Clone, Copy)]
 pub(crate) enum LinearKind<'a> {
     /// bf16.

@@ -78,7 +78,7 @@ impl Isa {
         }
     }
 
-    /// What `--precision auto` uses on a CPU, best first: instruction sets, each with its precision.
+    /// Instruction sets that `--precision auto` chooses from on a CPU, best first, each with its precision.
     /// [`Isa::best`] is one of these entries.
     pub const CHAIN: [&str; 4] = ["AMX bf16", "AVX-512 f32", "AVX2+FMA f32", "portable"];
 

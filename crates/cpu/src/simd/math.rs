@@ -26,6 +26,7 @@ const ROUND: f32 = 12_583_039.0;
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let low = s.splat(-87.33);
+    // `max` returns its second operand if either is NaN: with x in this place, a NaN reaches the result.
     let clamped = s.max(low, x);
     let t = s.fma(clamped, s.splat(core::f32::consts::LOG2_E), s.splat(ROUND));
     let n = s.sub(t, s.splat(ROUND));

@@ -42,7 +42,7 @@ pub struct HeadGradients<'a> {
     pub db: Option<&'a mut [f32]>,
 }
 
-/// What the gradients need of the loss.
+/// Gradient of the loss, and the results of the forward pass that the other gradients are computed from.
 #[derive(Clone, Copy)]
 pub struct SavedLoss<'a> {
     /// Gradient of the loss.

@@ -14,7 +14,7 @@ use plimsoll_graph::ops::Epilogue;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a matmul of training computes.
+/// Operation of a matmul of training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Product {
     /// d (N, K) = y^T x with y: (R, N) and x: (R, K): a weight's gradient.

@@ -42,7 +42,8 @@ template <int rows> __device__ __forceinline__ Block block_of(const int *spans, 
 }
 
 // Reports BAD_SPAN unless span s starts at or behind the end of span s - 1, ends within the `tokens` rows, and
-// has at most `longest` rows (the length of the rotary table).
+// has at most `longest` rows (the length of the rotary table). Kernels call it with the number of a tile: there are at
+// least as many numbers as sequences, so that every span is checked once, also where `block_of` would not find it.
 __device__ __forceinline__ void check_span(const int *spans, int sequences, int tokens, int longest, int s, u32 *status) {
   if (s >= sequences) return;
   int before = s ? spans[2 * s - 1] : 0, start = spans[2 * s], end = spans[2 * s + 1];

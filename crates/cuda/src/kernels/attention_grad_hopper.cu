@@ -142,7 +142,7 @@ struct Cursor {
   }
 };
 
-// What both sides read: tensor maps, the first columns of k and v in their matrices, spans, mask and numbers of heads.
+// Inputs of the producers: tensor maps, first columns of k and v in their matrices, spans, mask and numbers of heads.
 struct Operands {
   const Map &q, &k, &v, &dy;
   int k_column, v_column;
@@ -208,6 +208,8 @@ __device__ __forceinline__ void produce(const Unit &unit, const Operands &of, in
       }
       if (++tile == tiles.near + tiles.count) tile = tiles.near, query++;
       // The first columns are loaded while the consumers still read the rows of the item before.
+      // No more than two stages come first: the consumers release none before they have the item, so with STAGES = 2 a
+      // wait for a third would never end.
       if (j == min(1, count - 1)) {
         wait(unit.item_empty(), parity);
         parity ^= 1;
@@ -282,7 +284,7 @@ __device__ __forceinline__ void pack_operand(u32 (&p)[STEP / 16][4], const float
     for (int e = 0; e < 4; e++) p[n][e] = pack<TYPE>(s[n * 8 + e * 2], s[n * 8 + e * 2 + 1]);
 }
 
-// What a warpgroup needs to know of its item, read again where it is needed.
+// Position of a warpgroup's rows in its item, read again where it is needed.
 struct Place {
   int first, length; // the warpgroup's first row, and the length of the sequence
 };
@@ -488,6 +490,7 @@ attention_grad(const __grid_constant__ Map q, const __grid_constant__ Map k, con
     for (int u = 0; u < UNITS; u++) {
       Unit unit = unit_of(u);
       init(unit.item_full(), 1), init(unit.item_empty(), 4 * GROUPS);
+      // With KEYS, `full` counts the 32 lanes that have written the stats of the stage, and the `expect` of its tiles.
       for (int i = 0; i < STAGES; i++) init(unit.full(i), KEYS ? 33 : 1), init(unit.empty(i), 128 * GROUPS);
     }
     asm volatile("fence.mbarrier_init.release.cluster;\nfence.proxy.async;" ::: "memory");

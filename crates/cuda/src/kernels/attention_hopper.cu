@@ -150,6 +150,8 @@ struct Keys {
   // warps have then finished with step t - 2, whose stage receives step t + STAGES - 2. The fence comes before the
   // barrier, since it orders the writes of its own thread only.
   __device__ __forceinline__ void make_visible(int t) const {
+    // The groups up to step t + STAGES - 3 have been committed: the newest STAGES - 3 are those behind step t. (At step
+    // 0 there is one more, from `begin`, which is why step 0 starts no copies.)
     wait<STAGES - 3>();
     rotate_keys(t);
     fence_async();

@@ -52,6 +52,8 @@ struct Tiles {
 
 template <bool of_keys, int rows, int tile> __device__ __forceinline__ Tiles tiles_of(int first, int length, Extent mask) {
   Pairs a = pairs_of<of_keys>(first, length, mask), b = pairs_of<of_keys>(min(first + rows, length) - 1, length, mask);
+  // The two ranges may meet inside a tile, which is then one of the far tiles alone: visited twice, it would be added
+  // twice.
   int far = (b.far + tile - 1) / tile, near = max(a.low / tile, far);
   return {far, near, far + (max(a.high, b.high) + tile - 1) / tile - near};
 }

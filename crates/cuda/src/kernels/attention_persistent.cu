@@ -103,6 +103,8 @@ __device__ __forceinline__ bool softmax(float (&s)[32], Rows &rows, int row, int
 #if !ALIBI
   maximum[0] = __fmul_rn(maximum[0], factor), maximum[1] = __fmul_rn(maximum[1], factor);
 #endif
+  // Needs no exchange between the lanes of a row: the row's maximum exceeds the threshold if and only if that of one of
+  // its lanes does, and the factor is positive. attention_hopper.cu exchanges first and gets the same bits.
   bool max_grew = __any_sync(~0u, maximum[0] > rows.row_max[0] + 8.0f || maximum[1] > rows.row_max[1] + 8.0f);
   if (max_grew) {
 #pragma unroll
@@ -144,6 +146,8 @@ __device__ __forceinline__ void wait_ready(const RingBuffer &ring, const SlotCur
   wait(ring.ready(cursor.slot), cursor.parity);
 }
 // Waits for and releases slots that this warpgroup does not use.
+// Without the wait, a warpgroup far ahead could arrive twice in one round of `empty`, which counts arrivals only, and
+// the slot would be filled again while others read it.
 __device__ __forceinline__ void skip_slots(const RingBuffer &ring, SlotCursor &cursor, int slots) {
   for (int i = 0; i < slots; i++, cursor.next()) {
     wait_ready(ring, cursor);
@@ -308,6 +312,8 @@ attention(const __grid_constant__ Map q, const __grid_constant__ Map k, const __
       wait_ready(ring, cursor);
       Item item = ring.item(cursor.slot);
       if (item.length <= 0) break;
+      // Tiles go to the warpgroups in turn across items. If every item began with the first warpgroup, items of one
+      // tile would all be computed by it. Every warpgroup sees every item, so all agree on `turn`.
       int tiles = item.tiles(), steps = item.steps(), m = warpgroup - turn;
       if (m < 0) m += GROUPS;
       turn += tiles;

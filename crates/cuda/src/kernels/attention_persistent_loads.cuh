@@ -73,6 +73,7 @@ struct RingBuffer {
   __device__ __forceinline__ u32 full(int i) const { return base + (SLOTS + GROUPS) * SLOT + i * 8; }
   __device__ __forceinline__ u32 ready(int i) const { return full(i) + SLOTS * 8; }
   __device__ __forceinline__ u32 empty(int i) const { return full(i) + 2 * SLOTS * 8; }
+  // Behind an even number of words of 8 bytes, because notes are read and written 16 bytes at a time.
   __device__ __forceinline__ u32 note(int i) const { return full(0) + (3 * SLOTS + SLOTS % 2) * 8 + i * 32; }
   __device__ __forceinline__ Item item(int i) const {
     uint4 x = load_for_all(note(i));

@@ -366,6 +366,8 @@ template <bool SIGNED> __device__ __forceinline__ void build(Table &table) {
   // Index 0 of the unsigned table has the value zero, and only zero itself is quantized to it.
   const bool end = index == 0 && table.values[0] == 0.0f;
   const double middle = index < 255 ? ((double)table.values[index] + (double)table.values[index + 1]) / 2.0 : 0.0;
+  // Rounded down, because the midpoint may lie between two f32: `x > last` then is `x > middle` for every f32 x, and a
+  // number in the middle gets the lower index, as on the CPU.
   table.last[index] = index == 255 ? __int_as_float(0x7F800000) : end ? 0.0f : __double2float_rd(middle);
   __syncthreads();
 }

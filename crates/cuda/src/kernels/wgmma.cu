@@ -59,6 +59,7 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; s++) {
       init(full + s * 8, 1);
+      // A block loads its part of w into the stages of all blocks of the cluster, so it waits for the warps of all.
       init(empty + s * 8, 4 * GROUPS_PER_TILE * CLUSTER); // warps
     }
     init(turn_barriers, GROUPS_PER_TILE), init(turn_barriers + 8, GROUPS_PER_TILE);
@@ -73,6 +74,9 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
   const int blocks = (k + DEPTH - 1) / DEPTH;
 
   if (group == 2) {
+    // 24 registers for each of these 128 threads and 240 for each of the 256 consumers are what the block has at its
+    // launch: 168 for each of 384 threads (65536 / 384, down to a multiple of 8). For more, setmaxnreg.inc would wait
+    // forever.
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
     if (threadIdx.x == 256) {
       StageCursor cursor(0);
@@ -139,12 +143,15 @@ wgmma(const __grid_constant__ Map x, const __grid_constant__ Map w, const __grid
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         pin_accumulators(sums);
         wgmma_wait<1>();
+        // All groups but the newest are complete: this stage is still being read, only the one before is free.
         if (i > 0) release(before);
         before = cursor.stage;
         cursor.next();
       }
       StageCursor residual_cursor = cursor;
 #if EPILOGUE == 2
+      // Waited for before the turn is passed. The stages of the other warpgroup come next in the ring, and a wait for a
+      // stage whose previous round has not been filled would return at once, since a barrier knows only a parity.
 #pragma unroll
       for (int i = 0; i < RESIDUAL_STAGES; i++, cursor.next()) wait(full + cursor.stage * 8, cursor.parity);
 #endif

@@ -148,7 +148,11 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
       // Orders the normalised rows before the reads of wgmma. The 64 rows of a warpgroup are normalised by two
       // warpgroups, one of each pair, which meet at this barrier.
       asm volatile("fence.proxy.async.shared::cta;\nbar.sync %0, 256;" ::"r"(1 + half) : "memory");
+      // Tiles alternate between the pairs across work items. If every item began with the same pair, an odd number of
+      // tiles would give it two in a row: it would wait for a turn that the other pair passes only after its own tile,
+      // whose stages come later in the ring.
       int c = first + (number + side & 1);
+      // `rows_free` counts the warps of both pairs, also of a pair without a tile in this item.
       if (c >= last && lane == 0) arrive(rows_free);
       for (; c < last; c += 2) {
         const int column = c * BN;
@@ -189,6 +193,8 @@ wgmma_norm(const __grid_constant__ Map x, const __grid_constant__ Map w, const _
         pin_accumulators(sums);
         if (!RELEASE_EARLY) release(before);
         if (c + 2 >= last && lane == 0) arrive(rows_free);
+        // The warp of the other pair with the same buffer, `warp ^ 8`, frees it after each of its tiles. Tiles
+        // alternate, so the rounds are those of the turns.
         if (SHARED_BUFFERS && turn + side > 0) wait(buffer_free + warp * 8, turn + side - 1 & 1);
         turn++;
 #pragma unroll

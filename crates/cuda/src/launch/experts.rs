@@ -132,7 +132,7 @@ fn by_warp(rows: u64) -> LaunchShape {
     LaunchShape::of(rows.div_ceil(WARPS), THREADS)
 }
 
-/// What a grouped matmul computes, as `grouped.cu` numbers it.
+/// Operation of a grouped matmul, in the order of the values of `FORM` in `grouped.cu`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GroupedForm {
     /// `y = x W_e^T + b_e`.

@@ -46,7 +46,7 @@ pub(super) fn quantize(call: &mut OpLaunch<'_>, op: &Quantize) -> Result<(), Dev
     call.kernel(&kernel(x.dtype, of, quantized.columns, group), shape, &args)
 }
 
-/// What is quantized: rows, or the result of an activation of rows; the number is that of `quantize.cu`.
+/// Function of the rows whose result is quantized, in the order of the values of `OF` in `quantize.cu`.
 #[derive(Clone, Copy)]
 enum QuantizeInput {
     Rows,

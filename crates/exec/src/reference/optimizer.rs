@@ -89,7 +89,7 @@ pub(super) fn eval_adafactor(op: &Adafactor, ins: &mut Operands<'_>) -> Result<V
     Ok(states.filter_map(|(x, shape)| x.map(|x| Tensor::f64(shape, x))).collect())
 }
 
-/// What Adafactor updates: the parameter, and its statistics by row, unless it is a vector, and by column.
+/// State that Adafactor updates: the parameter, and its statistics by row (none for a vector) and by column.
 struct AdafactorState {
     p: Vec<f64>,
     row: Option<Vec<f64>>,

@@ -89,6 +89,8 @@ impl GroupedExperts<'_> {
     fn mlp(&self, g: &mut Builder, x: ValueId, mlp: Mlp, d: u64, f: u64) -> ValueId {
         let h = match mlp {
             Mlp::SwiGlu => {
+                // w1 first: the gate applies its activation to the first F columns. In the other order all shapes
+                // would be right, and the result would be silu(w3 x) times w1 x.
                 let h = self.linear(g, x, &["w1", "w3"], [f, d]); // (kT, 2F)
                 g.one(Op::Glu(Glu { activation: Activation::Silu }), &[h])
             }

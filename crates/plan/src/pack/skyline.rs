@@ -82,6 +82,8 @@ impl Skyline {
     /// Raises a step on which no further block fits to the height of its lower neighbour, and merges them.
     fn fill(&mut self, step: SkylineStep) {
         self.remove(&step);
+        // There is a neighbour: on a step that covers all time every waiting block would fit. Each call merges
+        // two steps, so the loop of `pack` ends.
         let floor = self.neighbours(&step).iter().flatten().map(|s| s.floor).min().unwrap_or(u64::MAX);
         self.join(SkylineStep { floor, ..step });
     }

@@ -65,6 +65,8 @@ pub(crate) fn differentiate(
             }
         }
         for (k, v) in node.inputs.iter().enumerate() {
+            // Nodes are visited in reverse, so the first reader comes last. A parameter that the node reads
+            // twice is passed on once, or it would be updated twice.
             let is_complete = first_reader[v.index()] == Some(id) && !node.inputs[..k].contains(v);
             if let (true, Role::Param(_), Some(grad)) = (is_complete, graph.spec(*v).role, grads[v.index()]) {
                 on_gradient(&mut builder, *v, grad);

@@ -109,7 +109,8 @@ impl Fusion {
         self.set_inputs(i, inputs);
     }
 
-    /// Fuses the layer norm before node `i` into it, if the node is a linear that meets the conditions of [`norms`].
+    /// Fuses the layer norm before node `i` into it, if the node is a linear that meets the conditions of
+    /// [`fuse_norms`].
     fn norm(&mut self, i: usize, widest: u64) {
         let Op::Linear(linear) = self.g.nodes[i].op else { return };
         let mut inputs = self.g.nodes[i].inputs.clone();

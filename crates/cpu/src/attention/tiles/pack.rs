@@ -63,7 +63,8 @@ impl HeadSplit {
     }
 }
 
-/// Permutation that turns_after_row the pairs of narrow heads from a row, and a mask of the words that exist.
+/// Permutation of the words of a row that puts the two elements of each pair of narrow heads side by side, and a mask
+/// of the words that exist.
 #[derive(Clone, Copy)]
 pub(super) struct PairPermutation {
     words: [u16; STEP],
@@ -219,6 +220,9 @@ pub(super) unsafe fn queries(
                 }
                 let row = pairs.row(first + r, step);
                 _mm512_storeu_si512(to.add(step * TILE + r * LINE).cast(), row);
+                // Lane by lane over the rows: the sum of these maxima is at least the sum of squares of every
+                // row, and needs a single sum across lanes for the strip. A bound that is too high costs time,
+                // not accuracy (`bounded`).
                 largest = larger(largest, square(row, _mm512_setzero_ps()));
             }
             squares = _mm512_add_ps(squares, largest);

@@ -108,6 +108,8 @@ impl TiledBlock<'_> {
             self.use_weights(tiles, keys, head, behind);
             self.put_sums(tiles, head, strips - 1);
             if last {
+                // With one pair per strip, the products of the last strip come only here, and with them the
+                // sums of the strip before it are stored. The loop above has therefore not written that strip.
                 if pairs == 1 && strips > 1 {
                     self.finish(strips - 2, running);
                 }
