@@ -39,6 +39,7 @@ impl Screen {
     /// Replaces the lines; those that the terminal has no row for are left out.
     pub fn draw(&mut self, mut lines: Vec<String>) {
         let (rows, columns) = self.size();
+        // The last row is that of the cursor. A line that has scrolled off the top cannot be erased: CUU ends at row 1.
         lines.truncate(rows.saturating_sub(1).max(1));
         let text = replaced(&self.lines, &lines, columns);
         self.lines = lines;
@@ -47,6 +48,7 @@ impl Screen {
 
     /// Calls `print`, which writes lines above those of this screen.
     pub fn above(&mut self, print: impl FnOnce()) {
+        // Taken, so that `draw` erases nothing: the lines are gone by then, and the cursor is below the printed text.
         let lines = std::mem::take(&mut self.lines);
         self.write(&replaced(&lines, &[], self.size().1));
         print();

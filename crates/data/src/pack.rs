@@ -197,11 +197,14 @@ impl Packer {
         let left = self.tokens.len();
         let longest = self.pending.iter().map(|p| p.len).max().unwrap_or(0);
         let packs = left.div_ceil(self.max_tokens.max(1)).next_multiple_of(parts.max(1)).max(1);
+        // At least the longest sequence: one that fits no pack would stay in the pool, and `next_pack` with `flush`
+        // would return empty packs without end.
         self.max_tokens = left.div_ceil(packs).max(longest).min(self.max_tokens);
     }
 
     /// Changes the bounds of the packs that follow; the longest sequence does not change.
     pub fn resize(&mut self, max_tokens: usize, max_sequences: usize) {
+        // At least `longest`, for the reason given in `cut`: sequences of this length are accepted and may be waiting.
         (self.max_tokens, self.max_sequences) = (max_tokens.max(self.longest), max_sequences);
     }
 

@@ -686,7 +686,7 @@ struct InputMeasurements {
     inputs: Option<Vec<Input>>,
     /// Sizes of the names of each result.
     names: Vec<NameSizes>,
-    /// For each result with a record that needs another name than its id, the ids of its records.
+    /// Ids of the records of each result that has a record which needs another name than its id.
     ids: Vec<IdSet>,
     /// Number of records that need another name than their id.
     renamed: u64,

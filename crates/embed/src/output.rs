@@ -78,9 +78,9 @@ pub(super) struct Targets {
 
 /// The lock of the output, held until it is dropped.
 enum OutputLock {
-    /// Of the only result.
+    /// Lock of the only result.
     File { _lock: FileLock },
-    /// Of the folder of the results.
+    /// Lock of the folder of the results.
     Folder { _lock: Lock },
     /// A device or a pipe, which has no lock.
     Stream,
@@ -266,6 +266,8 @@ impl EmbeddingFiles {
         let Some(open) = self.open.take() else {
             return Err(RuntimeError::bug("a result was written before it was begun").into());
         };
+        // The journal first: after a kill between the two, the next run may replace the files of this result. In the
+        // other order it would refuse them as the files of another run.
         committing(self.done.len())?;
         self.done.push(open.finish(&self.metadata)?);
         if self.done.len() < self.targets.files.len() {

@@ -159,6 +159,8 @@ impl RowJournal {
     /// Appends the values of a sequence. They are on disk after the next commit.
     pub(crate) fn append(&mut self, id: &str, values: &[f32]) -> Result<(), EmbedError> {
         self.bytes(&(id.len() as u32).to_le_bytes())?;
+        // After the first bytes: a block that begins with them is a `START`, one that begins later a `MORE`. Without
+        // the `START`, a reader would continue an entry that an interruption has cut with the bytes of this one.
         self.is_entry_open = true;
         self.bytes(id.as_bytes())?;
         self.bytes(&(values.len() as u64).to_le_bytes())?;
@@ -247,7 +249,7 @@ struct JournalEntries {
     committed: usize,
 }
 
-/// What follows in a journal.
+/// Kind of the bytes that follow in a journal.
 #[derive(PartialEq, Eq)]
 enum Following {
     /// Bytes of the same entry.

@@ -59,7 +59,7 @@ impl LayerSelection {
         self.layers.as_deref()
     }
 
-    /// Which tensors a safetensors file has.
+    /// Layout of the tensors in a safetensors file.
     pub(super) fn safetensors(&self) -> SafetensorsLayout {
         match self.pool {
             Pooling::Mean | Pooling::Cls | Pooling::Last => SafetensorsLayout::Matrix,

@@ -456,7 +456,7 @@ pub enum RuntimeError {
     Interrupted {
         /// Number of the signal.
         signal: u8,
-        /// What is kept, and how to resume.
+        /// The results that are kept, and how to resume the run.
         kept: String,
     },
 }

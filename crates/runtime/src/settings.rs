@@ -46,7 +46,7 @@ pub struct Settings {
 /// of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replicas {
-    /// As many as the length of the input justifies and the budget allows.
+    /// The number that the length of the input justifies and the budget allows.
     #[default]
     Auto,
     /// At most this number; fewer if the budget does not allow them.

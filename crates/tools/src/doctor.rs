@@ -112,7 +112,7 @@ pub struct TorchHubCache {
 /// Free space of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FreeDisk {
-    /// What a run writes to the disk.
+    /// Kind of the files that a run writes to the disk.
     #[serde(rename = "for")]
     pub purpose: &'static str,
     /// A folder on the disk.

@@ -133,7 +133,7 @@ fn weight_bytes(folder: &Path) -> u64 {
     files.iter().filter_map(|path| Some(fs::metadata(path).ok()?.len())).sum()
 }
 
-/// With the dimensions of the architecture.
+/// Serializes the model with the dimensions of its architecture.
 impl Serialize for ListedModel {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (word, files, missing) = match &self.cached {

@@ -32,7 +32,7 @@ pub(super) enum Save {
     /// No.
     #[default]
     No,
-    /// If the evaluation of the same decision has the lowest loss so far.
+    /// Yes, if the evaluation of the same decision has the lowest loss so far.
     IfBest,
     /// Yes, unless there is one of the same step.
     Yes,

@@ -47,7 +47,7 @@ pub enum TrainError {
     NotConfirmed {
         /// The answer.
         what: String,
-        /// What happened.
+        /// Outcome of the trial.
         why: String,
     },
     /// `--largest` names a dimension although `model.from` determines the shape of the model.
@@ -64,7 +64,7 @@ pub enum TrainError {
     OutOfMemory {
         /// The step.
         step: u64,
-        /// What was computed or moved.
+        /// Phase of the run in which the memory ran out.
         phase: TrainPhase,
         /// The smaller sizes that were tried before.
         tried: String,

@@ -1,6 +1,6 @@
-//! Writer of metrics.jsonl (`plimsoll_runtime::metrics` reads it), which has one line for each logged step, each evaluation, each change of the size of micro-steps
-//! and the memory at the end of each stage, and of event files with the numbers of steps and evaluations. Invariant: a resumed
-//! run first removes the lines of steps that it will repeat.
+//! Writer of metrics.jsonl (`plimsoll_runtime::metrics` reads it), which has one line for each logged step, each
+//! evaluation, each change of the size of micro-steps and the memory at the end of each stage, and of event files with
+//! the numbers of steps and evaluations. Invariant: a resumed run first removes the lines of steps that it will repeat.
 
 use super::dynamic::{MicroStepSizeChange, SizeReplay};
 use super::opened_model::{Auxiliary, ExpertRows};

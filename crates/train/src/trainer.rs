@@ -878,6 +878,8 @@ impl TrainingLoop<'_> {
         let packs = self.packs_of_micro_step();
         let loss_scale = self.loss_scale();
         while accumulated.packs < packs_of_step {
+            // In the loop: where `take` ends an epoch, the update has the rate of the next one, in which its first
+            // micro-step lies. Before the micro-steps: one that updates the weights itself reads the hyperparameters.
             if accumulated.micro_steps == 0 {
                 accumulated.epoch = self.state.epoch;
                 accumulated.hyper = self.hyper(accumulated.epoch);
@@ -996,6 +998,8 @@ impl TrainingLoop<'_> {
         let step = self.state.step;
         if self.newest.as_ref().is_none_or(|(there, _)| *there != step) {
             self.watch.begin("writing a checkpoint", observer);
+            // The position is after the packs of all started steps, and the weights include these steps too. The number
+            // of updates and the loss scale change only when results are read, hence the check at the beginning.
             self.state.position = self.model.batches.position()?;
             let path = self.with_retries(observer, &mut |this, _| {
                 this.phase = TrainPhase::Checkpoint;

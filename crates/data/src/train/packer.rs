@@ -59,6 +59,8 @@ impl PackerThread {
             // Cannot block: the channel has room for all blocks.
             let _ = free.send(PackedBlock::with_capacity(&capacity));
         }
+        // Room for all blocks: `drop` joins the thread while the receiver still exists, so a thread that waited to send
+        // a block would never end.
         let (done, packed) = sync_channel(BLOCKS);
         let stops = Arc::new(AtomicBool::new(false));
         let gatherer = Gatherer {

@@ -98,8 +98,8 @@ impl Vocabulary {
         Vocabulary { kind, size, frame, mask, ordinary, around: TextFrame::default() }
     }
 
-    /// The same tokenizer, which encloses every text in the tokens of the file's post-processor, such as
-    /// `<|begin_of_text|>`, as inputs of the model are. Documents of a training run are encoded without them.
+    /// Makes the tokenizer enclose every text in the tokens of the file's post-processor, such as `<|begin_of_text|>`,
+    /// as inputs of the model are. Documents of a training run are encoded without them.
     pub fn framed(mut self) -> Self {
         if let VocabularyKind::BytePairs(pairs) = &self.kind {
             self.around = pairs.frame().clone();

@@ -135,6 +135,8 @@ impl WindowReader {
     fn size(&self) -> (usize, usize) {
         let (bytes, documents) = nominal_size(&self.inner.settings.shuffle);
         if self.moves() && self.window.number == 0 {
+            // At least one byte and one document (`+ 1`): `fill` takes a window without documents for the end of the
+            // epoch.
             let part = self.key(Purpose::First).unit();
             return ((bytes as f64 * part) as usize + 1, (documents as f64 * part) as usize + 1);
         }

@@ -26,7 +26,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 pub struct LiveState {
     /// The command: `train`, `predict` or `embed`.
     pub command: String,
-    /// What the run does now, such as `training` or `evaluating`.
+    /// Present activity of the run, such as `training` or `evaluating`.
     pub stage: String,
     /// Number of the process.
     pub process_id: u32,

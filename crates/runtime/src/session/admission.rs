@@ -40,7 +40,7 @@ pub struct Site {
 
 /// The OOM fallback of a session at the moment when no smaller step is left.
 pub(crate) struct OomFallback<'a> {
-    /// What the session did when the memory ran out.
+    /// Phase of the session in which the memory ran out.
     pub(crate) phase: OomPhase,
     /// Tokens of the smaller steps that lacked memory too.
     pub(crate) tried: &'a [u64],

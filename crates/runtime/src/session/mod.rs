@@ -712,6 +712,8 @@ impl<'a> StepSession<'a> {
         let lasts =
             lasts.map(|input| (input, InputValues::I32(spans.iter().map(|[_, end]| end - 1).collect())));
         let frames = frames.map(|frames| (frames.input, InputValues::Spans(frames.of_spans(&spans).collect())));
+        // Tokens and spans come first: `Completed::values`, `recycle` and `take_back` find them by position. The other
+        // inputs follow from the spans, so a pack that is sent again gets new ones.
         let mut inputs = vec![(*ids, InputValues::I32(tokens)), (*spans_input, InputValues::Spans(spans))];
         inputs.extend(firsts);
         inputs.extend(lasts);

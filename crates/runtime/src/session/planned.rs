@@ -265,7 +265,7 @@ impl PlannedStages<'_> {
         }
     }
 
-    /// What a session of a stage needs to start again with smaller steps.
+    /// The plan and the weights of a stage, with which a session starts again with smaller steps.
     fn reload<'p>(&'p self, stage: usize, weights: Vec<&'p dyn WeightSource>) -> Reload<'p> {
         Reload { planned: self, stage, weights }
     }

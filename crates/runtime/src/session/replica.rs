@@ -265,6 +265,8 @@ impl<T: Send> Replica<T> {
         let now = Instant::now();
         let seconds = now.duration_since(self.since).as_secs_f64();
         self.since = now;
+        // Before the event: the session answers it with the next step, and a busy device leaves that step in the queue
+        // only for a device that counts as idle.
         self.ended();
         // Sending fails if the run has failed and dropped the receiver.
         let replica = self.number;
@@ -289,6 +291,9 @@ impl<T: Send> Replica<T> {
             std::iter::once(work).chain(self.open.drain(..).map(|(work, _)| work)).collect();
         let replica = self.number;
         let handed_back = works.len();
+        // Before the event: when no device is left, the session empties the queue and sets its count of in-flight steps
+        // to 0; `cancel` would later subtract steps that come back after that. The device is not counted as idle again:
+        // the others would leave a step in the queue that it never takes.
         self.shared.hand_back(works);
         let _ = self.events.send(ReplicaEvent::Retired { replica, error, handed_back });
     }

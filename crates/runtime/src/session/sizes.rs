@@ -73,6 +73,8 @@ impl StepSizes {
             && self.pending.is_none()
             && self.read != Some(self.sent)
         {
+            // One reading for each step: after the change that it led to, the step is sent. With another reading the
+            // same step would be due again, and the size could change several times without a step between the changes.
             self.read = Some(self.sent);
             let switch = control.decide(self.sent + 1, fullest(&self.machines)?);
             self.pending = switch.map(|Switch { to, reason, utilisation }| PendingSize::Resize {
@@ -91,6 +93,8 @@ impl StepSizes {
 
     /// Records that a step was completed. Returns whether it is the first since a lack of memory.
     pub(super) fn completed(&mut self) -> bool {
+        // A step that is completed while a change waits has the old size. It does not show that the smaller size has
+        // enough memory, so it must not reset the number of attempts, which `RETRIES` limits.
         let is_first = self.pending.is_none() && !self.tried.is_empty();
         if is_first {
             self.tried.clear();

@@ -67,7 +67,7 @@ pub struct TraceEvent<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum TraceDetails {
-    /// Of an instruction of a plan.
+    /// Details of an instruction of a plan.
     Instruction {
         /// Number of the instruction in its timeline.
         instruction: usize,
@@ -78,7 +78,7 @@ pub enum TraceDetails {
         /// Name of the kernel; `None` for a move.
         kernel: Option<&'static str>,
     },
-    /// Of a launch of a step.
+    /// Details of a launch of a step.
     Launch {
         /// Label of the node.
         launch: String,

@@ -321,7 +321,7 @@ struct MeasuredRates {
     link: Option<Link>,
 }
 
-/// What was measured, without what the file has from the default target.
+/// Serializes the measured values, without those that the file has from the default target.
 impl Serialize for CalibrationReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Rates { f32, tf32, bf16, fp8, int8, memory, launch, storage, link } = self.target.rates;

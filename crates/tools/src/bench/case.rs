@@ -180,7 +180,8 @@ impl BenchCase {
         Self::of_model(TimedSession::start_single(settings, program)?, vec![PackedStep::of(&[rows])], ids)
     }
 
-    /// One step of `rows` rows of a graph. Its inputs are uninitialized: they contain the bytes that the arena has.
+    /// Prepares a case of one step of `rows` rows of a graph. Its inputs are uninitialized: they contain the bytes that
+    /// the arena has.
     pub(super) fn single(
         settings: &Settings,
         policy: &Policy,

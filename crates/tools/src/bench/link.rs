@@ -167,6 +167,8 @@ impl LinkBench<'_> {
         let matmuls = (2.0 * copied / self.matmul_seconds).ceil() as usize;
         let beside = self.seconds(&LinkCase { bytes, copies: Some((direction, copies)), matmuls })?;
         let alone = self.seconds(&LinkCase { matmuls, ..LinkCase::NOTHING })?;
+        // Kernels are slower only while copies run, so the delay is divided by the time in which both run, the shorter
+        // of the two times. Divided by the time of the matmuls, it would be half as large.
         Ok(1.0 + ((beside - alone) / copied.min(alone)).max(0.0))
     }
 

@@ -174,7 +174,7 @@ impl KernelTiming {
     }
 }
 
-/// With the rates of the kernel.
+/// Serializes the timing with the rates of the kernel.
 impl Serialize for KernelTiming {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut kernel = serializer.serialize_map(None)?;

@@ -226,7 +226,7 @@ impl VerifyReport {
     }
 }
 
-/// With the version of Plimsoll and [`VerifyReport::passes`].
+/// Serializes the report with the version of Plimsoll and [`VerifyReport::passes`].
 impl Serialize for VerifyReport {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut report = serializer.serialize_struct("VerifyReport", 3)?;
@@ -237,7 +237,7 @@ impl Serialize for VerifyReport {
     }
 }
 
-/// With [`Verdict::passes`].
+/// Serializes the verdict with [`Verdict::passes`].
 impl Serialize for Verdict {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut verdict = serializer.serialize_struct("Verdict", 4)?;

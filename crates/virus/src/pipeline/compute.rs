@@ -211,6 +211,8 @@ impl<'a> ModelRunner<'a> {
         if self.session.in_flight() < self.session.working() {
             self.session.flush();
             self.collect_completed(sink)?;
+            // Even a single row: the engine calls this until a slot is free or the queue is shorter, and where nothing
+            // else is in flight, only the rows that wait for the head can complete a window.
             self.score_ready(1)?;
         }
         self.score_ready(MIN_HEAD_ROWS)?;

@@ -252,6 +252,8 @@ impl RecordReader {
 
     /// Number of the file of the current record, from 1.
     fn file(&self) -> usize {
+        // `inputs` has the files that were read to their end, so their number is the index of the current file of this
+        // reader. The files of two readers alternate on the command line: A_1 and B_1 are 1 and 3, A_2 and B_2 2 and 4.
         self.turn + self.readers.len() * self.reader().inputs().len() + 1
     }
 

@@ -163,6 +163,8 @@ impl Dna {
         let window = match word.first_chunk() {
             Some(&letters) => letters,
             None => {
+                // The padding can complete a piece that is longer than the word; the loop at the end goes on to shorter
+                // prefixes, of which the last is a single letter.
                 let mut letters = [self.letters[0]; WINDOW];
                 letters[..word.len()].copy_from_slice(word);
                 letters

@@ -109,8 +109,8 @@ impl Cropper {
 }
 
 /// Draws the indels of a crop of `length` bases from a record of `available` bases, and calls `apply` for each with the
-/// range of source bases that are copied before it and the number of inserted bases, 0 for a deletion. Returns the number of source bases of the crop, and the
-/// index of the first that is copied after the last indel.
+/// range of source bases that are copied before it and the number of inserted bases, 0 for a deletion. Returns the
+/// number of source bases of the crop, and the index of the first that is copied after the last indel.
 fn edits(
     available: usize,
     length: usize,
@@ -118,6 +118,7 @@ fn edits(
     key: RandomKey,
     mut apply: impl FnMut(Range<usize>, usize),
 ) -> (usize, usize) {
+    // The bases of the record, and the capacity of `source` (see [`Cropper::new`]).
     let max_bases = available.min(2 * length);
     // `made` letters of the crop come from `used` source bases, of which those from `copied` on are not yet copied.
     let mut made = 0;
@@ -146,6 +147,8 @@ fn edits(
             used += bases;
             copied = used;
         } else {
+            // The deletion would need more bases than there are to reach `length`: the base where it was drawn is
+            // copied, and the trials go on behind it.
             made += 1;
             used += 1;
         }

@@ -115,6 +115,9 @@ impl BaseMasker {
                 }
             }
         }
+        // `seen`, `letters` and `outside` have the same length, so token i of each stands for the same codon. A codon
+        // is selected if it is known in `letters` and unknown in `outside`. If it is unknown in `seen` too, a base of
+        // it is masked: the mask token then tells it from the codons with letters that are unknown in the record.
         let first = ids.len();
         tokenizer.encode(&self.seen, ids);
         tokenizer.encode(letters, targets);

@@ -93,6 +93,8 @@ impl Packed {
     /// letters than the range.
     pub(super) fn unpack(&self, range: Range<usize>, out: &mut Vec<u8>) {
         out.clear();
+        // Whole bytes are unpacked, with up to three letters before the range and three after it: hence the six letters
+        // of capacity, without which a buffer of the exact size would be reallocated.
         let codes = &self.codes[range.start / 4..range.end.div_ceil(4)];
         out.resize(4 * codes.len(), 0);
         for (letters, &byte) in out.as_chunks_mut().0.iter_mut().zip(codes) {

@@ -47,9 +47,9 @@ pub(super) struct UsedRow<'t> {
 struct RecordColumns {
     id: usize,
     split: usize,
-    /// One for each task.
+    /// Index of the column of each task.
     tasks: Vec<usize>,
-    /// One for each sampling level.
+    /// Index of the column of each sampling level.
     levels: Vec<usize>,
 }
 

@@ -112,8 +112,8 @@ impl Repository {
         self.error(file, Kind::Status(404))
     }
 
-    /// Writes the reference of the revision, such as `refs/main`, if it is missing, after which `find_in_hub` finds the model. Call it after all files were
-    /// fetched: an incomplete model must not be found.
+    /// Writes the reference of the revision, such as `refs/main`, if it is missing, after which `find_in_hub` finds the
+    /// model. Call it after all files were fetched: an incomplete model must not be found.
     ///
     /// # Errors
     /// `Hub` where the cache cannot be written.

@@ -208,6 +208,8 @@ fn maximal(scores: impl Iterator<Item = f64>, x_drop: f64) -> Vec<RegionCandidat
                 new.smaller_left = candidate.smaller_left;
             }
             match candidates.get(new.smaller_left) {
+                // Joined, both score more than each alone: they have the smaller `left`, of j, and the larger `right`,
+                // of `new`. Where j has the larger `right` too, it alone scores more than both, and they stay apart.
                 Some(j) if j.right < new.right && new.smaller_left >= first_extendable => {
                     new = RegionCandidate { first: j.first, left: j.left, ..new };
                 }
