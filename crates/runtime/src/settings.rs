@@ -206,11 +206,15 @@ pub(crate) fn free(machines: &[Arc<dyn Machine>]) -> Result<Bytes, RuntimeError>
 /// Maximum number of replicas for `threads` threads and an input that justifies `useful` replicas. With streamed weights
 /// the result is 1, because each replica would read the weights.
 pub(crate) fn most_replicas(threads: usize, useful: usize, stream: Streaming) -> usize {
-    if threads <= ONE_REPLICA || stream == Streaming::Always { 1 } else { even(threads, useful) }
+    if threads <= ONE_REPLICA || stream == Streaming::Always {
+        1
+    } else {
+        replicas_of_equal_size(threads, useful)
+    }
 }
 
 /// The largest number of replicas, at most `replicas`, that have equal numbers of threads.
-pub(crate) fn even(threads: usize, replicas: usize) -> usize {
+pub(crate) fn replicas_of_equal_size(threads: usize, replicas: usize) -> usize {
     threads / threads.div_ceil(replicas.clamp(1, threads))
 }
 

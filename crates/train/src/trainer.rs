@@ -870,7 +870,6 @@ impl TrainingLoop<'_> {
         self.phase = TrainPhase::MicroStep;
         let packs_of_step = self.config.packs_of_step();
         let mut accumulated = Accumulated::default();
-        let mut ends = 0;
         let run = &self.config.run;
         // What is done between two epochs comes before the first step of the next one.
         let mut intervals = [&run.evaluate_every, &run.save_every].into_iter().flatten();
@@ -889,9 +888,8 @@ impl TrainingLoop<'_> {
             self.timers.waited += requested.elapsed();
             let Some(batch) = batch else {
                 self.state.epoch += 1;
-                ends += 1;
                 self.empty_epochs += 1;
-                if ends > 1 || self.empty_epochs > 1 {
+                if self.empty_epochs > 1 {
                     return Err(TrainError::EmptyEpoch);
                 }
                 if accumulated.micro_steps > 0 || pauses || Ended::of(run, &self.state).is_some() {

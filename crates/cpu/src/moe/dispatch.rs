@@ -13,7 +13,7 @@ use core::ops::Range;
 pub fn dispatch(cpu: &Cpu, top_k: usize, x: Rows<'_>, order: &[i32], rows: RowsMut<'_>) {
     let columns = x.cols();
     assert!(rows.rows() == order.len() && rows.cols() == columns, "a row for each choice");
-    check(order, x.rows() * top_k);
+    check_indices(order, x.rows() * top_k);
     cpu.by_rows(order.len(), columns, &|range| {
         for r in range {
             // SAFETY: row r of the output is this task's own; x has the token's row, and does not overlap it.
@@ -51,11 +51,12 @@ pub fn combine(cpu: &Cpu, outputs: DispatchedRows<'_>, gates: &[f32], y: RowsMut
     sum_choices(cpu, outputs, Some(gates), y);
 }
 
-/// The sum over each token's choices of their rows, weighted by `gates` if given.
+/// `y[t] = sum over j < k of gates[t k + j] rows[places[t k + j]]`, with gates of 1 if none are given: the sum of the rows that
+/// the chosen experts computed for a token.
 fn sum_choices(cpu: &Cpu, experts: DispatchedRows<'_>, gates: Option<&[f32]>, y: RowsMut<'_>) {
     let DispatchedRows { top_k, rows, places } = experts;
     assert!(y.rows() * top_k == places.len() && y.cols() == rows.cols(), "k choices of each token");
-    check(places, rows.rows());
+    check_indices(places, rows.rows());
     cpu.by_rows(y.rows(), y.cols() * top_k, &|range| {
         cpu.isa().run(SumChoices { experts, gates, y: &y, range });
     });
@@ -91,7 +92,7 @@ pub fn combine_grad(
     assert!(inputs.rows.rows() == choices && inputs.rows.cols() == columns, "rows are (kT, D)");
     assert!(drows.as_ref().is_none_or(|d| d.rows() == choices && d.cols() == columns), "drows are (kT, D)");
     assert!(inputs.gates.len() == choices && inputs.places.len() == choices, "k choices of each token");
-    check(inputs.order, choices.min(dy.rows() * inputs.top_k));
+    check_indices(inputs.order, choices.min(dy.rows() * inputs.top_k));
     let dgates = dgates.map(|dgates| {
         // Kept choices are written below, by the task of their row.
         dgates.iter_mut().zip(inputs.places).filter(|(_, place)| **place < 0).for_each(|(d, _)| *d = 0.0);
@@ -103,7 +104,7 @@ pub fn combine_grad(
 }
 
 /// Indices from outside: none at or above `limit`.
-fn check(indices: &[i32], limit: usize) {
+fn check_indices(indices: &[i32], limit: usize) {
     assert!(
         indices.iter().all(|&i| usize::try_from(i).map_or(true, |i| i < limit)),
         "an index outside {limit}"

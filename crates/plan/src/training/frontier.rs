@@ -300,7 +300,8 @@ impl LayerProblem {
         Self { reads, seconds, nodes: nodes.to_vec(), values, recomputable, copies: None }
     }
 
-    /// The problem with values that may be offloaded to a space, unless it is the arena.
+    /// Returns the problem with the option to offload its values to `space`; unchanged for [`Space::Device`], which is the
+    /// arena itself.
     fn with_offload_to(self, space: Space, graph: &Graph, target: &Target, layers: usize) -> Self {
         // To a file, a value goes through pinned host memory, unless the arena is host memory itself.
         let hops = match (space, target.arena_in_host()) {
@@ -320,6 +321,7 @@ impl LayerProblem {
             }
             of_value.push(trip);
         }
+        // The problem holds the forward nodes of one layer; copies back overlap the other nodes of the same layer.
         let layer = self.nodes.first().and_then(|&id| graph.node(id).layer);
         let backward_nodes =
             graph.nodes.iter().filter(|node| node.layer == layer && node.phase != Phase::Forward);

@@ -47,6 +47,7 @@ impl ForwardSession {
         let inputs = BatchInputs::of(&program, 0)?;
         let output = ForwardOutput::of(&program, output)?;
         let mut executor = site.start_one(program, observer)?;
+        // No states of an optimizer: only the parameters are loaded.
         load_training(&mut executor, &BTreeMap::new(), read, observer)?;
         Ok(Self { executor, inputs, output, values: [vec![]], frames: vec![] })
     }

@@ -5,7 +5,7 @@
 use super::bounds::{MIN_TOKENS_OF_REPLICA, TOKEN_STEP};
 use crate::RuntimeError;
 use crate::budget::Budget;
-use crate::settings::even;
+use crate::settings::replicas_of_equal_size;
 use plimsoll_graph::{Bytes, Graph, VerifyError};
 use plimsoll_plan::{
     Bill, Build, Dump, PlanError, Policy, Program, Search, Streaming, Target, Weights, compile_with, fit,
@@ -107,8 +107,8 @@ pub struct RejectedCandidate {
     pub bill: Box<Bill>,
 }
 
-/// Tries budgets, numbers of replicas (from the maximum down to one) and alternatives (those after the first only with
-/// one replica), and returns the first candidate that fits. `alternatives` are ways to compute the same results, each a
+/// Tries budgets, numbers of replicas (the maximum, then about half as many each time, down to one) and alternatives (those
+/// after the first only with one replica), and returns the first candidate that fits. `alternatives` are ways to compute the same results, each a
 /// list of stages that run one after the other. Unless the space requires streaming, weights are streamed only in the
 /// last alternative: reading the input once per stage costs less than reading the weights in every step.
 ///
@@ -120,11 +120,12 @@ pub fn search(
     dump: Dump<'_>,
 ) -> Result<SearchResult, RuntimeError> {
     let mut rejected: Vec<RejectedCandidate> = vec![];
-    for (number, budget) in space.budgets.iter().enumerate() {
+    for (budget_index, budget) in space.budgets.iter().enumerate() {
         let mut replicas = space.replicas.max(1);
         loop {
             let target = (space.target)(replicas)?;
             let point = SearchPoint { target: &target, depth: space.depth, replicas };
+            // Fewer replicas save memory at less cost than another alternative, so they are tried first.
             let tried = if replicas == 1 { alternatives.len() } else { 1 };
             for (alternative, stages) in alternatives[..tried].iter().enumerate() {
                 // Each replica would read the weights in every step, so only a single replica streams them.
@@ -134,19 +135,25 @@ pub fn search(
                     stream => stream,
                 };
                 let fitted = stages.iter().map(|stage| point.fit(space, stage, stream, budget, &mut *dump));
-                match all(fitted)? {
+                match all_programs(fitted)? {
                     Ok(programs) => {
-                        return Ok(SearchResult { budget: number, replicas, alternative, programs, rejected });
+                        return Ok(SearchResult {
+                            budget: budget_index,
+                            replicas,
+                            alternative,
+                            programs,
+                            rejected,
+                        });
                     }
                     Err(bill) => {
-                        rejected.push(RejectedCandidate { budget: number, replicas, alternative, bill })
+                        rejected.push(RejectedCandidate { budget: budget_index, replicas, alternative, bill })
                     }
                 }
             }
             if replicas == 1 {
                 break;
             }
-            replicas = even(space.threads, replicas / 2);
+            replicas = replicas_of_equal_size(space.threads, replicas / 2);
         }
     }
     match rejected.pop() {
@@ -157,7 +164,7 @@ pub fn search(
 
 /// Collects the programs of all stages. If some do not fit, returns the largest of their bills: a budget that covers
 /// that bill fits every stage.
-fn all(
+fn all_programs(
     programs: impl Iterator<Item = Result<Program, PlanError>>,
 ) -> Result<Result<Vec<Program>, Box<Bill>>, RuntimeError> {
     let mut fitting: Vec<Program> = vec![];

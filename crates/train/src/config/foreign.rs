@@ -164,7 +164,7 @@ pub(super) fn row(path: &str, trainer: Option<&str>) -> Option<&'static ForeignK
 }
 
 impl ForeignKey {
-    /// Returns the equivalent of the row's key.
+    /// What the foreign key becomes here: a key of this schema, nothing because none is needed, or unsupported; with the reason.
     pub fn answer(&'static self) -> Answer {
         match (&self.becomes, &self.needless, &self.no) {
             (Some(ours), ..) => Key(ours, &self.note),

@@ -59,6 +59,8 @@ struct ToyData {
     evaluated: u64,
     /// Number of micro-batches of an epoch; the last one is smaller.
     epoch: u64,
+    /// Positions at which epochs end, for epochs of different lengths; if empty, all have the length of `epoch`.
+    ends: Vec<u64>,
     slow: Duration,
     /// Time of each batch of an evaluation.
     slow_evaluation: Duration,
@@ -74,6 +76,7 @@ impl Toy {
             token: [0],
             evaluated: 0,
             epoch: 7,
+            ends: vec![],
             slow: Duration::ZERO,
             slow_evaluation: Duration::ZERO,
         };
@@ -148,6 +151,12 @@ impl Batches for ToyData {
         std::thread::sleep(self.slow);
         self.place += 1;
         self.token = [self.place as i32];
+        if self.ends.contains(&self.place) {
+            return Ok(None);
+        }
+        if !self.ends.is_empty() {
+            return Ok(Some(self.batch(Taken { tokens: 8, targets: 4, packs: 1 })));
+        }
         Ok(match self.place % (self.epoch + 1) {
             0 => None,
             n if n == self.epoch => Some(self.batch(Taken { tokens: 3, targets: 2, packs: 1 })),
@@ -598,6 +607,17 @@ fn a_run_starts_over() {
     assert_eq!((report.steps, lines(&folder).len()), (3, 3));
     assert!(own.exists() && !folder.path("checkpoints/step-00000004").exists());
     assert_eq!(fs::read_link(folder.path("best")).ok(), None, "the new run has not evaluated");
+}
+
+/// Epochs of 3, 2 and 3 micro-batches with steps of 3: the second epoch ends in the step that began at the end of the first one.
+#[test]
+fn an_epoch_may_be_shorter_than_a_step() {
+    let folder = Folder::new("train-short-epoch");
+    let change = |toy: &mut Toy| toy.data.ends = vec![4, 7, 11];
+    let report = go(&folder.0, "run.steps=3", &mut RecordingObserver::default(), change).expect("trained");
+    assert_eq!((report.state.step, report.state.epoch), (3, 2));
+    let found: Vec<_> = lines(&folder).iter().map(|l| (l["micro_steps"].clone(), l["epoch"].clone())).collect();
+    assert_eq!(found, [(json!(3), json!(0)), (json!(2), json!(1)), (json!(3), json!(2))]);
 }
 
 /// (flags, micro-batches of an epoch, steps after which an evaluation ran, steps of the checkpoints): an epoch of 7

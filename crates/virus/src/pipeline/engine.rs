@@ -84,7 +84,7 @@ pub(crate) struct EngineParts<'a> {
     /// The models, for results that are in no journal; `None` for a method without models.
     pub(crate) compute: Option<ModelRunner<'a>>,
     /// Whether all results must be in journals, as in a merge of shards.
-    pub(crate) merges: bool,
+    pub(crate) only_merges: bool,
     /// Results journaled by an earlier run.
     pub(crate) journal: JournalReader,
     /// Rows of the first encoder from an earlier stage.
@@ -290,8 +290,8 @@ impl<'a> PredictEngine<'a> {
         Ok(())
     }
 
-    /// Queues a window of a number of sequences, with its results if a journal has them. Returns their rows of the first
-    /// encoder if an earlier stage has computed them.
+    /// Queues a window of a number of sequences, with its results if a journal has them. Returns the rows that the first encoder
+    /// computed for these sequences in an earlier stage; empty without such a stage, and for a window with results.
     fn queue_window(&mut self, window: QueuedWindow, sequences: usize) -> Result<Vec<f32>, VirusError> {
         let QueuedWindow { number, location, .. } = window;
         let bases = (location.end() - location.start) as u64;
@@ -303,7 +303,8 @@ impl<'a> PredictEngine<'a> {
             self.queue.push(OutputItem::Window(window));
             return Ok(vec![]);
         }
-        if self.parts.merges {
+        // A merge computes nothing: every window must be in the journal of a shard.
+        if self.parts.only_merges {
             return Err(window.missing("the results"));
         }
         let mut rows = vec![];

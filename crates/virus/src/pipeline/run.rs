@@ -146,7 +146,7 @@ impl PredictRun<'_> {
         };
         let parts = EngineParts {
             compute,
-            merges: false,
+            only_merges: false,
             journal: reader,
             first_rows,
             writer,
@@ -183,7 +183,7 @@ impl PredictRun<'_> {
         let Some(writer) = writer else { return Ok(StageTotals::default()) };
         let parts = EngineParts {
             compute: Some(self.compute(stage, warm, watch, observer)?),
-            merges: false,
+            only_merges: false,
             journal: reader,
             first_rows: None,
             writer: Some(writer),
@@ -214,7 +214,7 @@ impl PredictRun<'_> {
         self.start_over()?;
         let parts = EngineParts {
             compute: None,
-            merges: true,
+            only_merges: true,
             journal,
             first_rows: None,
             writer: None,
