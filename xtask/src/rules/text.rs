@@ -1,18 +1,7 @@
-//! Rules about words and names: no ignored tests, no file names without meaning, no paths of a single machine.
+//! Rules about words and names: no ignored tests, one binary of integration tests, no paths of a single machine.
 
 use super::{Violation, hit};
 use crate::source::{File, in_word};
-
-/// Names of files and folders that do not describe a content.
-const DRAWERS: &[&str] = &["util", "utils", "prelude", "misc", "helpers"];
-
-/// Files that may contain `macro_rules!`: tables of ids, ops, kernels and driver functions.
-const MACRO_HOMES: &[&str] = &[
-    "crates/graph/src/id.rs",
-    "crates/graph/src/op.rs",
-    "crates/plan/src/kernels/mod.rs",
-    "crates/cuda/src/api.rs",
-];
 
 /// Absolute paths and package registries. Each is written in two pieces, so that the rule does not find this
 /// table.
@@ -36,22 +25,6 @@ pub fn ignored(file: &File) -> Vec<Violation> {
     }
     let places = whole_words(&file.code, "#[ignore").map(|at| file.line(at));
     places.map(|line| hit(line, "`#[ignore`: a test runs, or prints why it skips")).collect()
-}
-
-/// No Rust file or folder has a name of `DRAWERS`.
-pub fn file_name(file: &File) -> Vec<Violation> {
-    let stems = file.path.split('/').map(|part| part.split('.').next().unwrap_or(part));
-    let drawers = stems.filter(|stem| file.is_rust() && DRAWERS.contains(stem));
-    drawers.map(|stem| hit(1, format!("`{stem}` says nothing: name the file for what it does"))).collect()
-}
-
-/// Only files of `MACRO_HOMES` define macros.
-pub fn macros(file: &File) -> Vec<Violation> {
-    if !file.is_rust() || MACRO_HOMES.contains(&file.path.as_str()) {
-        return Vec::new();
-    }
-    let places = whole_words(&file.code, "macro_rules!").map(|at| file.line(at));
-    places.map(|line| hit(line, format!("macros stand only in {}", MACRO_HOMES.join(", ")))).collect()
 }
 
 /// A crate has one binary of integration tests: `tests/it/main.rs`.
@@ -98,19 +71,6 @@ mod tests {
         check(ignored, "a.rs", "#[test]\n#[ignore]\nfn f() {}\n", &[2]);
         check(ignored, "a.rs", "#[test]\n#[ignore = \"slow\"]\nfn f() {}\n", &[2]);
         check(ignored, "a.rs", "// #[ignore]\n\"#[ignore]\"\n", &[]);
-    }
-
-    #[test]
-    fn drawers() {
-        check(file_name, "crates/runtime/src/utils.rs", "", &[1]);
-        check(file_name, "crates/runtime/src/helpers/names.rs", "", &[1]);
-        check(file_name, "crates/runtime/src/monitor.rs", "", &[]);
-    }
-
-    #[test]
-    fn macros_have_a_home() {
-        check(macros, "crates/graph/src/id.rs", "macro_rules! id {}\n", &[]);
-        check(macros, "crates/plan/src/id.rs", "\nmacro_rules! id {}\n", &[2]);
     }
 
     #[test]
