@@ -115,7 +115,7 @@ struct Code<'a> {
 }
 
 impl<'a> Code<'a> {
-    fn text(&self) -> &'a str {
+    fn blanked(&self) -> &'a str {
         &self.file.code
     }
 
@@ -127,7 +127,7 @@ impl<'a> Code<'a> {
     /// The parameters of each function, without `self`.
     fn parameter_lists(&self) -> impl Iterator<Item = Vec<&'a str>> + '_ {
         self.words("fn").filter_map(|at| {
-            let text = self.text();
+            let text = self.blanked();
             // A type `fn(..)` has no name.
             let name_end = at + 3 + text[at + 3..].find(|c: char| !(c.is_alphanumeric() || c == '_'))?;
             let open = match text.as_bytes()[name_end] {
@@ -143,7 +143,7 @@ impl<'a> Code<'a> {
 
     /// Whether the `let` at `at` binds a tuple pattern to a tuple.
     fn is_paired_let(&self, at: usize) -> bool {
-        let text = self.text();
+        let text = self.blanked();
         let pattern = at + 3 + skip_spaces(&text[at + 3..]);
         if text.as_bytes().get(pattern) != Some(&b'(') {
             return false;
@@ -161,7 +161,7 @@ impl<'a> Code<'a> {
 
     /// Whether the `let` at `at` names a closure.
     fn is_named_closure(&self, at: usize) -> bool {
-        let text = &self.text()[at + 3..];
+        let text = &self.blanked()[at + 3..];
         let Some(equals) = text.find('=') else { return false };
         let name = text[..equals].trim().trim_start_matches("mut ");
         let name = name.split(':').next().unwrap_or_default().trim();
@@ -173,7 +173,7 @@ impl<'a> Code<'a> {
     /// Whether the first arm of the `match` at `at` is `true` or `false`.
     fn is_boolean_match(&self, at: usize) -> bool {
         let Some(body) = self.file.body(at) else { return false };
-        let arm = self.text()[body.start + 1..].trim_start();
+        let arm = self.blanked()[body.start + 1..].trim_start();
         ["true", "false"].iter().any(|word| arm.strip_prefix(word).is_some_and(|rest| rest.starts_with(" =>")))
     }
 
@@ -196,7 +196,7 @@ impl<'a> Code<'a> {
         let mut names = vec![];
         for keyword in ["struct", "enum", "trait"] {
             for at in self.words(keyword) {
-                let rest = self.text()[at + keyword.len()..].trim_start();
+                let rest = self.blanked()[at + keyword.len()..].trim_start();
                 let end = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
                 names.push(rest[..end].to_owned());
             }

@@ -178,12 +178,13 @@ pub fn load_map(title: &str, load: &ExpertLoad, end: u64, max_columns: usize) ->
         .map(|column| column.shares().map(|share| shade(share * load.experts as f64)).collect())
         .collect();
     for expert in 0..load.experts {
+        let of_expert: Vec<usize> = shades.iter().map(|column| column[expert]).collect();
         let mut column = 0;
         while column < columns.len() {
             // Neighbours of one shade are one rectangle.
             let first = column;
-            let shade = shades[column][expert];
-            while column + 1 < columns.len() && shades[column + 1][expert] == shade {
+            let shade = of_expert[column];
+            while column + 1 < columns.len() && of_expert[column + 1] == shade {
                 column += 1;
             }
             let from = edges[first];

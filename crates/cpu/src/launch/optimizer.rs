@@ -134,13 +134,15 @@ fn gradient<'a>(l: &LaunchOperands<'a>, i: usize) -> Result<Gradient<'a>, Device
     match o.spec.dtype {
         // SAFETY: inside the arena, at a multiple of the target's alignment; no output may overlap a gradient.
         DType::F32 => Ok(Gradient::F32(unsafe { std::slice::from_raw_parts(start.cast(), len) })),
-        // SAFETY: as above.
         DType::Bf16 => {
-            Ok(Gradient::Float16(Float16::Bf16, unsafe { std::slice::from_raw_parts(start.cast(), len) }))
+            // SAFETY: as above.
+            let values = unsafe { std::slice::from_raw_parts(start.cast(), len) };
+            Ok(Gradient::Float16(Float16::Bf16, values))
         }
-        // SAFETY: as above.
         DType::F16 => {
-            Ok(Gradient::Float16(Float16::F16, unsafe { std::slice::from_raw_parts(start.cast(), len) }))
+            // SAFETY: as above.
+            let values = unsafe { std::slice::from_raw_parts(start.cast(), len) };
+            Ok(Gradient::Float16(Float16::F16, values))
         }
         DType::F8 | DType::I8 | DType::I32 | DType::U8 => {
             Err(l.refuse(format!("{} is not a gradient", o.spec)))

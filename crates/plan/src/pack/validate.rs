@@ -98,7 +98,7 @@ fn check_bounds(problem: &Problem, packing: &Packing) -> Result<(), PackingError
             _ => return Err(PackingError::Outside { item }),
         }
     }
-    if height % align != 0 || height - top >= align {
+    if !height.is_multiple_of(align) || height - top >= align {
         return Err(PackingError::Slack { height, top });
     }
     Ok(())

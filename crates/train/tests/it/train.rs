@@ -60,7 +60,7 @@ struct ToyData {
     /// Number of micro-batches of an epoch; the last one is smaller.
     epoch: u64,
     /// Positions at which epochs end, for epochs of different lengths; if empty, all have the length of `epoch`.
-    ends: Vec<u64>,
+    ends: &'static [u64],
     slow: Duration,
     /// Time of each batch of an evaluation.
     slow_evaluation: Duration,
@@ -76,7 +76,7 @@ impl Toy {
             token: [0],
             evaluated: 0,
             epoch: 7,
-            ends: vec![],
+            ends: &[],
             slow: Duration::ZERO,
             slow_evaluation: Duration::ZERO,
         };
@@ -613,7 +613,7 @@ fn a_run_starts_over() {
 #[test]
 fn an_epoch_may_be_shorter_than_a_step() {
     let folder = Folder::new("train-short-epoch");
-    let change = |toy: &mut Toy| toy.data.ends = vec![4, 7, 11];
+    let change = |toy: &mut Toy| toy.data.ends = &[4, 7, 11];
     let report = go(&folder.0, "run.steps=3", &mut RecordingObserver::default(), change).expect("trained");
     assert_eq!((report.state.step, report.state.epoch), (3, 2));
     let found: Vec<_> = lines(&folder).iter().map(|l| (l["micro_steps"].clone(), l["epoch"].clone())).collect();

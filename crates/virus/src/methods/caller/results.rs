@@ -255,12 +255,14 @@ impl CallerWriter {
             self.write_region(record, &region)?;
         }
         self.record.clear();
+        // A copy, since ranking a record changes these results.
+        let source = self.common.source().to_owned();
         match record.mate {
             None => self.rank(&RankedRecord {
                 name: record.id,
                 length: record.length,
                 known: self.sums.letters.known(),
-                source: &self.common.source().to_owned(),
+                source: &source,
                 sequences: &[RankedSequence { id: record.id, length: record.length, text: record.text }],
             }),
             Some(mate) if !mate.is_second => {
