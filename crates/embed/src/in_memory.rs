@@ -40,13 +40,13 @@ pub struct InMemoryOptions<'a> {
 /// # Examples
 /// The built-in protein encoder has random weights; [`EncoderModel::open`] opens a model by its folder or name.
 /// ```
-/// use plimsoll_embed::{InMemoryOptions, Pool, embed_sequences};
+/// use plimsoll_embed::{InMemoryOptions, Pooling, embed_sequences};
 /// use plimsoll_runtime::{EncoderModel, Settings, Silent};
 ///
 /// # fn main() -> Result<(), plimsoll_embed::EmbedError> {
 /// let model = EncoderModel::builtin_protein()?;
 /// let proteins = ["MKTAYIAKQRQISFVKSHFSRQ", "MVLSPADKTNVKAAW"];
-/// let options = InMemoryOptions { pool: Pool::Mean, layers: None, settings: &Settings::default() };
+/// let options = InMemoryOptions { pool: Pooling::Mean, layers: None, settings: &Settings::default() };
 /// let embeddings = embed_sequences(&model, &proteins, &options, &mut Silent)?;
 /// assert_eq!(embeddings.len(), 2);
 /// assert_eq!(embeddings[0].len() as u64, model.encoder.hidden_size());
