@@ -527,7 +527,8 @@ fn digest(mut hash: Sha256, settings: &DatasetSettings) -> Result<String, DataEr
         Objective::Classify { .. } => "classify",
     };
     let blocks = block::PACKS;
-    hash.update(format!("{format:?} {tokens} {task} {bounds:?} {blocks} {seed} {shuffle:?} {validation}"));
+    let bounds = bounds.digest_text();
+    hash.update(format!("{format:?} {tokens} {task} {bounds} {blocks} {seed} {shuffle:?} {validation}"));
     let digest: [u8; 32] = hash.finalize().into();
     Ok(hex(&digest[..16]))
 }

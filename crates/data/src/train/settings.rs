@@ -209,6 +209,15 @@ pub struct PackLimits {
     pub longest: usize,
 }
 
+impl PackLimits {
+    /// The limits as text for the digest of the data. Checkpoints hold the digest, so the text must not change: it has the
+    /// name that the type had when the first of them were written.
+    pub(super) fn digest_text(self) -> String {
+        let Self { tokens, sequences, longest } = self;
+        format!("Bounds {{ tokens: {tokens}, sequences: {sequences}, longest: {longest} }}")
+    }
+}
+
 /// Shuffling: each epoch permutes the files, and the documents within each window of consecutive documents. The
 /// first window of an epoch has a random size, so window boundaries differ between epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -285,5 +294,16 @@ impl DatasetSettings {
             }
             Objective::Classify { labels: LabelsFrom::Table(_), .. } => self.format == DatasetFormat::Sequences,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_limits_is_that_of_older_checkpoints() {
+        let limits = PackLimits { tokens: 8, sequences: 2, longest: 4 };
+        assert_eq!(limits.digest_text(), "Bounds { tokens: 8, sequences: 2, longest: 4 }");
     }
 }

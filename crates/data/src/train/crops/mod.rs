@@ -399,8 +399,9 @@ fn described(settings: &CropSettings) -> String {
         bounds,
         ..
     } = settings;
+    let bounds = bounds.digest_text();
     format!(
         "{tasks:?} {tokens:?} {objective:?} {shortest} {longest} {mutations:?} {shuffled:?} {levels:?} {seed} \
-         {unlabelled} {bounds:?}"
+         {unlabelled} {bounds}"
     )
 }
