@@ -1,7 +1,7 @@
 //! Mixture of experts: routing, dispatch, and the matmuls of all experts. Invariant: how many rows an expert has is known
 //! in device memory only; grids are sized for the worst case, and blocks without work return at once.
 
-use super::{DeviceTensor, OpLaunch};
+use super::{DeviceTensor, OpLaunch, gradients};
 use crate::kernel::{Arg, Kernel, KernelFile, LaunchShape, int, kernel_arguments};
 use crate::row_kernels::row_width;
 use plimsoll_exec::DeviceError;
@@ -9,7 +9,7 @@ use plimsoll_graph::ops::{
     Combine, CombineGrad, Dispatch, DispatchGrad, GroupedLinear, GroupedLinearInputGrad,
     GroupedLinearWeightGrad, Route, RouteGrad, RouterLoss, RouterLossGrad,
 };
-use plimsoll_graph::{Counts, DType};
+use plimsoll_graph::{Bytes, Counts, DType};
 use plimsoll_plan::{
     MAX_EXPERTS, ROUTE_CHUNK, ROUTER_LOSS_CHUNK, route_bytes, router_loss_bytes, router_loss_grad_bytes,
 };
@@ -468,7 +468,7 @@ pub(super) fn route(call: &mut OpLaunch<'_>, op: &Route) -> Result<(), DeviceErr
     let packs = packed.then(|| call.input(1)).transpose()?;
     let pack_count = packs.map_or(0, |packs| packs.rows);
     let workspace = route_bytes(counts(call, tokens, pack_count), experts, u64::from(op.top_k));
-    let [chosen, counts, totals, kept] = parts_of(call, workspace.parts)?;
+    let [chosen, counts, totals, kept] = gradients::parts(call, workspace.parts.map(Bytes))?;
     let chunks = workspace.chunks;
     let packs = address_if(packs);
     let gates = address_if(call.output_if(0)?);
@@ -557,7 +557,7 @@ pub(super) fn router_loss(call: &mut OpLaunch<'_>, op: &RouterLoss) -> Result<()
     let packs = call.input(2)?;
     check_experts(call, logits.columns)?;
     let workspace = router_loss_bytes(counts(call, logits.rows, packs.rows), logits.columns);
-    let [sums, counts, terms, done] = parts_of(call, workspace.parts)?;
+    let [sums, counts, terms, done] = gradients::parts(call, workspace.parts.map(Bytes))?;
 
     let args = RouterSumsArgs {
         logits: logits.address,
@@ -607,7 +607,7 @@ pub(super) fn router_loss_grad(call: &mut OpLaunch<'_>, op: &RouterLossGrad) -> 
     let dlogits = call.output(0)?;
     check_experts(call, logits.columns)?;
     let workspace = router_loss_grad_bytes(counts(call, logits.rows, packs.rows), logits.columns);
-    let [counts, shares] = parts_of(call, workspace.parts)?;
+    let [counts, shares] = gradients::parts(call, workspace.parts.map(Bytes))?;
 
     let args = CountChoicesArgs {
         experts: experts.address,
@@ -675,21 +675,6 @@ fn check_experts(call: &OpLaunch<'_>, experts: u64) -> Result<(), DeviceError> {
         return Err(call.refused(format!("{experts} experts; GPUs route to 1 to {MAX_EXPERTS}")));
     }
     Ok(())
-}
-
-/// Addresses of the parts of the workspace, which follow one another. Fails if they do not fit.
-fn parts_of<const N: usize>(call: &OpLaunch<'_>, sizes: [u64; N]) -> Result<[u64; N], DeviceError> {
-    let (start, bytes) = call.workspace()?;
-    let mut parts = [0; N];
-    let mut used = 0;
-    for (part, size) in parts.iter_mut().zip(sizes) {
-        *part = start + used;
-        used += size;
-    }
-    if used > bytes.0 {
-        return Err(call.refused(format!("its workspace has {} bytes, and it needs {used}", bytes.0)));
-    }
-    Ok(parts)
 }
 
 /// Address of a tensor, null if there is none.

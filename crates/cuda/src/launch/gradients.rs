@@ -938,7 +938,7 @@ fn check_types(call: &OpLaunch<'_>, tensors: &[DeviceTensor]) -> Result<(), Devi
 }
 
 /// Returns the addresses of adjacent parts of the workspace; an error if the workspace is too small for them.
-fn parts<const N: usize>(call: &OpLaunch<'_>, sizes: [Bytes; N]) -> Result<[u64; N], DeviceError> {
+pub(super) fn parts<const N: usize>(call: &OpLaunch<'_>, sizes: [Bytes; N]) -> Result<[u64; N], DeviceError> {
     let (at, bytes) = call.workspace()?;
     let needed: Bytes = sizes.into_iter().sum();
     if needed > bytes {

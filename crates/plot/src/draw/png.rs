@@ -179,7 +179,7 @@ fn encode(pixels: &Pixmap, dpi: u32) -> io::Result<Vec<u8>> {
 /// Red, green and blue.
 type Colour = [u8; 3];
 
-/// Colour of an opaque pixel, of which premultiplication by alpha changes nothing.
+/// Colour of an opaque pixel. Its alpha is 1, so premultiplied and plain components are equal.
 fn opaque(pixel: PremultipliedColorU8) -> Colour {
     [pixel.red(), pixel.green(), pixel.blue()]
 }
